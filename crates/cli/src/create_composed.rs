@@ -4,13 +4,13 @@
 use crate::create::{self, Content, NewVolume, clear_range, ranges_to_clear};
 use crate::image::{self, Image};
 use crate::making::Making;
-use crate::{output, signature};
+use crate::signature;
 use anyhow::{Context, bail};
 use cairn_blockdev::composed::label::DATA_START_BYTES;
 use cairn_blockdev::composed::{ComposedKind, make};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_format::{Geometry, Superblock};
-use cairn_harness::Size;
+use cairn_harness::{Size, console};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -168,7 +168,7 @@ fn tell_unused(files: &[Arc<FileDevice>], composed_bytes: u64) {
     for file in files {
         let unused_bytes = file.length_bytes() - DATA_START_BYTES - composed_bytes;
         if unused_bytes > 0 {
-            output::tell(&format_args!(
+            console::tell(&format_args!(
                 "cairn: the mirror is as large as its smallest member; {unused_bytes} bytes of {} are not used",
                 file.name()
             ));

@@ -3,7 +3,7 @@
 //!
 //! A file whose own name begins like that is written `./mirror:…`; a member that is lost may be
 //! written `missing`, or by its old name.
-use crate::{output, signature};
+use crate::signature;
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::{
     Access, Candidate, ComposedKind, Concat, Label, MemberState, Mirror,
@@ -12,6 +12,7 @@ use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, OpenMode};
 use cairn_engine::STORAGE_ROOM_BYTES;
 use cairn_environment::clock;
 use cairn_fuse::ShownSource;
+use cairn_harness::console;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -273,7 +274,7 @@ pub fn candidate(path: &Path, mode: OpenMode, tolerant: bool) -> anyhow::Result<
             Ok(Candidate { name, device: None })
         }
         Err(error) if tolerant && !error.is_in_use() => {
-            output::tell(&format_args!("cairn: warning: {error}; continuing without it"));
+            console::tell(&format_args!("cairn: warning: {error}; continuing without it"));
             Ok(Candidate { name, device: None })
         }
         Err(error) => Err(error.into()),
@@ -351,7 +352,7 @@ pub fn warn_if_degraded(device: &dyn BlockDevice) {
     let Some(health) = device.health().filter(|health| health.degraded) else { return };
     for member in health.members.iter().filter(|member| member.state != MemberState::InSync.text())
     {
-        output::tell(&format_args!(
+        console::tell(&format_args!(
             "cairn: warning: the {} is used without {}: {}",
             health.kind, member.name, member.state
         ));
@@ -371,7 +372,7 @@ pub fn warn_if_storage_is_full(image: &Image) {
             if rustix::process::geteuid().is_root() { host.f_bfree } else { host.f_bavail };
         let free_bytes = free_blocks.saturating_mul(host.f_frsize);
         if free_bytes < STORAGE_ROOM_BYTES {
-            output::tell(&format_args!(
+            console::tell(&format_args!(
                 "cairn: warning: the disk that holds {} is full ({} KiB are free), so there is no room for writes to the image; a mount \
                  can only read and remove files, or only read; free space on that disk",
                 path.display(),

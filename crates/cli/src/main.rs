@@ -1,6 +1,7 @@
 //! The `cairn` command: makes, mounts, checks and shows Cairn volumes.
 //!
-//! Each command lives in a file of its own under `commands/`; it returns the process's exit code or
+//! Each command lives in a file of its own under `commands/`, those that measure and torture in
+//! crates of their own; it returns the process's exit code or
 //! an error, which is printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage,
 //! 130 after Ctrl-C; 4 of `stats --check` and `device status`, if what they look at is not as it
 //! should be; `fsck` has its own (0 clean, 1 repaired, 4 errors left, 8 failure), and of `torture`
@@ -18,14 +19,16 @@ mod memory;
 mod mount_end;
 mod mount_error;
 mod mount_options;
-mod output;
 mod repair_backup;
 mod signature;
 mod system_options;
 
+use cairn_bench::command as bench;
 use cairn_blockdev::DeviceError;
-use cairn_harness::{EXIT_INTERRUPTED, Interrupted};
+use cairn_harness::{EXIT_INTERRUPTED, Interrupted, console};
+use cairn_torture::command as torture;
 use clap::{Parser, Subcommand};
+use mount_options::MountSettings;
 use std::io;
 use std::process::ExitCode;
 
@@ -50,8 +53,11 @@ enum Command {
     Stats(commands::stats::Arguments),
     Info(commands::info::Arguments),
     Device(commands::device::Arguments),
-    Bench(commands::bench::Arguments),
-    Torture(commands::torture::Arguments),
+    Bench(bench::Arguments),
+    #[command(mut_subcommands(
+        |run| torture::check_mount_options(run, mount_options::checked)
+    ))]
+    Torture(torture::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -72,9 +78,12 @@ fn main() -> ExitCode {
         Command::Stats(arguments) => return report(commands::stats::run(&arguments), 1),
         Command::Info(arguments) => commands::info::run(&arguments),
         Command::Device(arguments) => return report(commands::device::run(&arguments), 1),
-        Command::Bench(arguments) => commands::bench::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments, |lists| {
+            let settings = MountSettings::parse(lists).map_err(anyhow::Error::msg)?;
+            Ok(settings.mount_options())
+        }),
         Command::Torture(arguments) => {
-            return report(commands::torture::run(&arguments), commands::torture::EXIT_UNABLE);
+            return report(torture::run(&arguments), torture::EXIT_UNABLE);
         }
     };
     report(result.map(|()| ExitCode::SUCCESS), 1)
@@ -87,7 +96,7 @@ pub(crate) const EXIT_UNSOUND: u8 = 4;
 /// The exit code of a command; an error goes to standard error first.
 fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
     result.unwrap_or_else(|error| {
-        output::tell(&format_args!("cairn: {}", message(&error)));
+        console::tell(&format_args!("cairn: {}", message(&error)));
         ExitCode::from(if error.is::<Interrupted>() { EXIT_INTERRUPTED } else { failure })
     })
 }

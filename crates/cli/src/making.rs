@@ -6,12 +6,11 @@
 //!
 //! Lock discipline: the state's lock (rank LEAF) is held while a file is made, and while a signal
 //! takes everything back, so a file is either not there yet or known.
-use crate::output;
 use anyhow::Context;
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_environment::thread;
-use cairn_harness::EXIT_INTERRUPTED;
+use cairn_harness::{EXIT_INTERRUPTED, console};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use std::fs;
@@ -68,7 +67,7 @@ impl Making {
             for _ in signals.forever() {
                 let mut state = state.lock();
                 if !state.finished {
-                    output::tell(&format_args!("cairn: {}", state.take_back().join("; ")));
+                    console::tell(&format_args!("cairn: {}", state.take_back().join("; ")));
                     std::process::exit(EXIT_INTERRUPTED.into());
                 }
             }

@@ -5,7 +5,7 @@
 //! [`MountSettings::parse`] knows no others but those of mount(8) (`system_options`).
 use crate::system_options::{self, Outcome};
 use cairn_engine::FsyncWait;
-use cairn_fuse::{KernelOptions, Transport};
+use cairn_fuse::{KernelOptions, MountOptions, Transport};
 use cairn_harness::Size;
 use std::time::Duration;
 
@@ -266,6 +266,21 @@ impl MountSettings {
     pub fn without_unknown(list: &str) -> String {
         let known = |option: &&str| !matches!(Self::default().apply(option), Ok(false));
         system_options::split(list).filter(known).collect::<Vec<_>>().join(",")
+    }
+
+    /// Those of the mount itself.
+    pub fn mount_options(&self) -> MountOptions {
+        let defaults = MountOptions::default();
+        MountOptions {
+            threads: self.threads.unwrap_or(defaults.threads),
+            writeback: self.writeback,
+            allow_other: self.allow_other,
+            read_only: self.read_only,
+            transport: self.transport,
+            plain: self.plain,
+            kernel: self.kernel.clone(),
+            ..defaults
+        }
     }
 
     /// One line for each option.

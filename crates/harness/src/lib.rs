@@ -1,8 +1,8 @@
 //! What the instruments, `bench` and `torture`, have in common, and the command with them.
 //!
-//! - [`size`]: sizes as a user writes them; the one parser of the whole program.
+//! - [`size`] and [`duration`]: sizes and times as a user writes them; the one parser of each.
 //! - [`interrupt`] and [`signals`]: a run that Ctrl-C ends in order.
-//! - [`console`] and [`progress`]: what a run says while it goes on.
+//! - [`console`] and [`progress`]: what a command prints, and says while it goes on.
 //! - [`process`] and [`server`]: programs that a run starts, the server of a mount among them.
 //! - [`mounts`] and [`work_folder`]: what is mounted, and folders that go away with their run.
 //! - [`proc`]: what the kernel counts for a process and for the machine.
@@ -13,6 +13,7 @@
 
 pub mod allocations;
 pub mod console;
+pub mod duration;
 pub mod interrupt;
 pub mod mounts;
 pub mod proc;

@@ -6,9 +6,9 @@
 //! [`generator`] makes operations; [`runner`] performs them on a volume; [`history`] and
 //! [`verdict`] decide whether what a crash left is permitted.
 //!
-//! `runs` and `mounted` are the parts of `cairn torture`: the former in memory, the latter on real
-//! mounts. Each returns a `run_report`. A simulation (feature `shuttle`) has none of them: there
-//! are no processes, no signals and no kernel in it.
+//! `command` is `cairn torture`, and `runs` and `mounted` are its parts: the former in memory, the
+//! latter on real mounts. Each returns a `run_report`. A simulation (feature `shuttle`) has none of
+//! them: there are no processes, no signals and no kernel in it.
 //!
 //! Everything follows from a seed. With one client and no background work the same seed gives the
 //! same run; with several, the seed fixes what each client does, but not how they interleave.
@@ -16,6 +16,8 @@
 
 pub mod ace;
 pub mod campaign;
+#[cfg(not(feature = "shuttle"))]
+pub mod command;
 pub mod contents;
 pub mod crash;
 pub mod faults;

@@ -2,7 +2,7 @@
 //! another.
 use crate::create::{self, Content};
 use crate::image::{self, Image};
-use crate::{EXIT_UNSOUND, output, signature};
+use crate::{EXIT_UNSOUND, signature};
 use anyhow::{Context, bail, ensure};
 use cairn_blockdev::composed::label::DATA_START_BYTES;
 use cairn_blockdev::composed::{
@@ -10,6 +10,7 @@ use cairn_blockdev::composed::{
 };
 use cairn_blockdev::{FileDevice, OpenMode};
 use cairn_fsck::{CheckOptions, FsckError, Progress};
+use cairn_harness::console;
 use cairn_harness::progress::ProgressBar;
 use serde::Serialize;
 use std::fmt;
@@ -129,7 +130,7 @@ fn show(image: &Image, json: bool) -> anyhow::Result<ExitCode> {
         open: kind == ComposedKind::Mirror && label.open,
         members: members.iter().map(member).collect(),
     };
-    output::print(&shown, json)?;
+    console::print(&shown, json)?;
     Ok(if in_sync == members.len() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNSOUND) })
 }
 
@@ -184,7 +185,7 @@ fn replace(image: &Image, old: &Path, new: &Path, force: bool) -> anyhow::Result
     let target = open_new(new, &label, force)?;
     let mut rebuild = Rebuild::start(candidates, position, target, force)?;
     if rebuild.done_bytes() > 0 {
-        output::tell(&format_args!(
+        console::tell(&format_args!(
             "cairn: continuing the last attempt, after {} bytes",
             rebuild.done_bytes()
         ));
@@ -193,7 +194,7 @@ fn replace(image: &Image, old: &Path, new: &Path, force: bool) -> anyhow::Result
     rebuild.copy(&mut |done| bar.set(done))?;
     drop(bar);
     if rebuild.unreadable_blocks() > 0 {
-        output::tell(&format_args!(
+        console::tell(&format_args!(
             "cairn: warning: {} blocks could not be read from any member",
             rebuild.unreadable_blocks()
         ));
@@ -202,9 +203,9 @@ fn replace(image: &Image, old: &Path, new: &Path, force: bool) -> anyhow::Result
     rebuild.finish()?;
     let (old, new) = (old.display(), new.display());
     if in_place {
-        return output::print_text(&format_args!("{new} is in sync again"));
+        return console::print_text(&format_args!("{new} is in sync again"));
     }
-    output::print_text(&format_args!(
+    console::print_text(&format_args!(
         "{new} has replaced {old}; from now on write: {}",
         renamed(image, position, &new)
     ))
@@ -234,13 +235,13 @@ fn verify(rebuild: &Rebuild) -> anyhow::Result<()> {
     drop(bar);
     match checked {
         Ok(report) if report.errors > 0 => {
-            output::tell(&format_args!(
+            console::tell(&format_args!(
                 "cairn: warning: the volume has {} errors, which all members share; `cairn fsck --data` shows them",
                 report.errors
             ));
         }
         Ok(_) => {}
-        Err(FsckError::NoVolume { .. }) => output::tell(&format_args!(
+        Err(FsckError::NoVolume { .. }) => console::tell(&format_args!(
             "cairn: warning: the mirror holds no volume whose checksums could be verified"
         )),
         Err(error) => return Err(error.into()),

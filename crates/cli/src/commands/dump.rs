@@ -1,10 +1,10 @@
 //! `cairn dump`: what stands on a volume that is not mounted.
 use crate::image::{self, Image};
-use crate::output;
 use anyhow::{Context, bail};
 use cairn_blockdev::OpenMode;
 use cairn_format::{TREE_FILES, TREE_ROOTS, TreeId};
 use cairn_fsck::dump::{dump_log, dump_space, dump_super, dump_tree};
+use cairn_harness::console;
 use std::ops::RangeInclusive;
 
 /// Show the structures of a volume that is not mounted.
@@ -72,10 +72,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (device, json) = (&*device, arguments.json);
     let in_image = || arguments.image.to_string();
     match arguments.structure {
-        Structure::Super => output::print(&dump_super(device).with_context(in_image)?, json),
-        Structure::Log => output::print(&dump_log(device).with_context(in_image)?, json),
-        Structure::Space => output::print(&dump_space(device).with_context(in_image)?, json),
-        Structure::Tree => output::print(
+        Structure::Super => console::print(&dump_super(device).with_context(in_image)?, json),
+        Structure::Log => console::print(&dump_log(device).with_context(in_image)?, json),
+        Structure::Space => console::print(&dump_space(device).with_context(in_image)?, json),
+        Structure::Tree => console::print(
             &dump_tree(device, arguments.tree, arguments.inodes.clone()).with_context(in_image)?,
             json,
         ),

@@ -1,11 +1,12 @@
 //! `cairn fsck`: checks a volume that is not mounted.
+use crate::EXIT_UNSOUND;
 use crate::image::{self, Image};
 use crate::repair_backup::{self, BackingUp};
-use crate::{EXIT_UNSOUND, output};
 use anyhow::Context;
 use cairn_blockdev::composed::CopyFirst;
 use cairn_blockdev::{BlockDevice, OpenMode};
 use cairn_fsck::{CheckOptions, Finding, FsckError, PassId, Progress, Report, Structure};
+use cairn_harness::console;
 use cairn_harness::progress::ProgressBar;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -71,7 +72,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(file) = &arguments.undo {
         let writes = repair_backup::undo(&*device, file)?;
         device.close()?;
-        output::print_text(&format_args!("{}: {writes} writes undone", arguments.image))?;
+        console::print_text(&format_args!("{}: {writes} writes undone", arguments.image))?;
         return Ok(ExitCode::SUCCESS);
     }
     let backup = BackingUp::new(
@@ -100,14 +101,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     drop(bar);
     if let Some(file) = backup.file() {
-        output::tell(&format_args!(
+        console::tell(&format_args!(
             "cairn: the repair saved what it overwrote in {0}; `cairn fsck {1} --undo {0}` undoes the repair",
             file.display(),
             arguments.image
         ));
     }
     let report = result.with_context(|| arguments.image.to_string())?;
-    output::print(&report, arguments.json)?;
+    console::print(&report, arguments.json)?;
     if arguments.repair {
         device.flush().with_context(|| arguments.image.to_string())?;
     }
@@ -124,7 +125,7 @@ fn advise(report: &Report, arguments: &Arguments) {
     let data = |finding: &&Finding| finding.structure == Structure::Data;
     for path in &arguments.accept_loss {
         if !report.findings.iter().filter(data).any(|finding| finding.path.as_ref() == Some(path)) {
-            output::tell(&format_args!(
+            console::tell(&format_args!(
                 "cairn: {path}: its data is not damaged, so nothing was given up"
             ));
         }
@@ -132,13 +133,13 @@ fn advise(report: &Report, arguments: &Arguments) {
     let others = report.errors
         - report.findings.iter().filter(|finding| finding.is_lost_data()).count() as u64;
     if report.missing_bytes > 0 {
-        output::tell(&format_args!(
+        console::tell(&format_args!(
             "cairn: {image} is {} bytes shorter than its volume: it was truncated, or it is an unfinished copy. It cannot be repaired \
              without the missing bytes; restore it from a complete copy",
             report.missing_bytes
         ));
     } else if others > 0 && !arguments.repair {
-        output::tell(&format_args!(
+        console::tell(&format_args!(
             "cairn: `cairn fsck {image} --repair` repairs what can be repaired, and names what is lost"
         ));
     }
@@ -152,21 +153,21 @@ fn advise(report: &Report, arguments: &Arguments) {
     }
     for (inode, path) in files.iter().take(ADVISED_MAX) {
         match (path, inode) {
-            (Some(path), _) => output::tell(&format_args!(
+            (Some(path), _) => console::tell(&format_args!(
                 "cairn: {path}: its data is damaged, and there is no good copy. Mount the volume (`cairn mount {image} DIR`) and restore \
                  the file from a backup, or remove it: rm DIR{}; or give up only the damaged blocks: cairn fsck {image} --repair \
                  --accept-loss {}",
                 quoted(path),
                 quoted(path)
             )),
-            (None, inode) => output::tell(&format_args!(
+            (None, inode) => console::tell(&format_args!(
                 "cairn: inode {}: the data of a file without a name is damaged; the next mount removes the file",
                 inode.unwrap_or_default()
             )),
         }
     }
     if files.len() > ADVISED_MAX {
-        output::tell(&format_args!(
+        console::tell(&format_args!(
             "cairn: {} more files have damaged data; the report above lists them",
             files.len() - ADVISED_MAX
         ));
@@ -200,7 +201,7 @@ fn may_differ(device: &dyn BlockDevice) -> bool {
 fn tell_bad_copies(device: &dyn BlockDevice, repair: bool) -> u8 {
     let Some(health) = device.health() else { return 0 };
     if health.copies_may_differ {
-        output::tell(&format_args!(
+        console::tell(&format_args!(
             "cairn: the mirror was not unmounted, so copies may differ; the next mount makes them the same"
         ));
         return 0;
@@ -214,7 +215,7 @@ fn tell_bad_copies(device: &dyn BlockDevice, repair: bool) -> u8 {
             (true, left) => format!("{left} of them could not be written again"),
             (false, _) => "`cairn fsck --data --repair` writes them again".to_owned(),
         };
-        output::tell(&format_args!(
+        console::tell(&format_args!(
             "cairn: {name}: {bad} blocks are bad in this copy and good in another; {what}"
         ));
         exit_code = exit_code.max(if repair && left == 0 { EXIT_REPAIRED } else { EXIT_UNSOUND });

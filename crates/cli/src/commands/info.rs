@@ -4,11 +4,11 @@
 //! are read and the newest counts; one that is being written meanwhile fails its checksum, and the
 //! one before it counts.
 use crate::image::{self, Image};
-use crate::{create, output, signature};
+use crate::{create, signature};
 use anyhow::{Context, bail};
 use cairn_blockdev::OpenMode;
 use cairn_format::{BLOCK_SIZE, BlockNumber, Features, Geometry, Superblock};
-use cairn_harness::Size;
+use cairn_harness::{Size, console};
 use rustix::fs::SeekFrom;
 use serde::Serialize;
 use std::fmt;
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         composed @ Image::Composed(..) => from_device(composed)?,
     };
     let mounted = arguments.image.paths().iter().any(|path| cairn_fuse::is_mounted(path));
-    output::print(&info(&arguments.image, &superblock, mounted), arguments.json)
+    console::print(&info(&arguments.image, &superblock, mounted), arguments.json)
 }
 
 fn info(image: &Image, superblock: &Superblock, mounted: bool) -> Info {

@@ -2,8 +2,7 @@
 use crate::create_composed::{self, Wanted};
 use crate::image::{self, Image};
 use crate::making::Making;
-use crate::output;
-use cairn_harness::Size;
+use cairn_harness::{Size, console};
 
 /// Make an empty volume.
 #[derive(clap::Args)]
@@ -45,7 +44,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         making: &making,
     })?;
     let block_bytes = cairn_format::BLOCK_SIZE as u64;
-    output::print_text(&format_args!(
+    console::print_text(&format_args!(
         "{}: volume {}, {}, log {}",
         arguments.image,
         superblock.volume,

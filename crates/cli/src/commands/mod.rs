@@ -1,8 +1,4 @@
-//! One file per command.
-pub mod bench;
-mod bench_ab;
-mod bench_report;
-mod bench_transport;
+//! One file per command of the product.
 pub mod device;
 pub mod dump;
 pub mod fsck;
@@ -13,7 +9,5 @@ pub mod mount_helper;
 pub mod shutdown;
 pub mod stats;
 pub mod sync;
-pub mod torture;
-mod torture_mounted;
 pub mod trim;
 pub mod umount;

@@ -9,14 +9,14 @@ use crate::image::{self, Image};
 use crate::making::Making;
 use crate::mount_end::{self, EndOnSignal};
 use crate::mount_options::{self, Flush, MountSettings};
-use crate::{daemon, logging, memory, mount_error, output};
+use crate::{daemon, logging, memory, mount_error};
 use anyhow::{Context, ensure};
 use cairn_blockdev::{BlockDevice, OpenMode};
 use cairn_engine::{FlushPolicy, RecoveryProgress, Volume, VolumeOptions};
 use cairn_environment::clock;
 use cairn_fuse::{MountInfo, MountOptions};
-use cairn_harness::Size;
 use cairn_harness::progress::ProgressBar;
+use cairn_harness::{Size, console};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -176,19 +176,16 @@ fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<
     let nowhere = daemon::Nowhere::open()?;
     let signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
     let volume = open_volume(&image, settings)?;
-    let session = match cairn_fuse::mount(
-        volume.clone(),
-        image.mount_source(),
-        &arguments.dir,
-        &mount_options(settings, &image),
-    ) {
-        Ok(session) => session,
-        Err(error) => {
-            // The error that counts is the one at hand; nothing has changed.
-            let _ = volume.close();
-            return Err(mount_error::explain(error));
-        }
-    };
+    let options = MountOptions { shown: Some(image.shown()), ..settings.mount_options() };
+    let session =
+        match cairn_fuse::mount(volume.clone(), image.mount_source(), &arguments.dir, &options) {
+            Ok(session) => session,
+            Err(error) => {
+                // The error that counts is the one at hand; nothing has changed.
+                let _ = volume.close();
+                return Err(mount_error::explain(error));
+            }
+        };
     let ender = session.ender();
     let interrupted = EndOnSignal::start(signals, ender.clone(), arguments.dir.clone());
     if arguments.serve {
@@ -235,7 +232,7 @@ fn open_volume(image: &Image, settings: &mut MountSettings) -> anyhow::Result<Vo
     );
     let volume = match open_with_progress(Arc::clone(&device), options.clone()) {
         Err(cairn_engine::Error::StorageFull(_)) if !settings.read_only => {
-            output::tell(&format_args!(
+            console::tell(&format_args!(
                 "cairn: warning: {image}: the disk that holds it is full, so the volume is mounted read-only; free space on that disk, \
                  then unmount the volume and mount it again"
             ));
@@ -270,18 +267,4 @@ fn open_with_progress(
             tracing::info!("recovery: {phase}, {done} of {total}");
         }
     })
-}
-
-fn mount_options(settings: &MountSettings, image: &Image) -> MountOptions {
-    let mut options = MountOptions { read_only: settings.read_only, ..MountOptions::default() };
-    options.writeback = settings.writeback;
-    options.transport = settings.transport;
-    options.allow_other = settings.allow_other;
-    options.plain = settings.plain;
-    options.kernel = settings.kernel.clone();
-    options.shown = Some(image.shown());
-    if let Some(threads) = settings.threads {
-        options.threads = threads;
-    }
-    options
 }

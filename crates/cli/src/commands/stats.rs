@@ -1,10 +1,11 @@
 //! `cairn stats`: what a mounted volume has done, or what a volume is.
 use crate::image::{self, Image};
-use crate::{EXIT_UNSOUND, mount_error, output};
+use crate::{EXIT_UNSOUND, mount_error};
 use anyhow::{Context, ensure};
 use cairn_bench::engine_figures;
 use cairn_blockdev::OpenMode;
 use cairn_engine::{DeviceMember, Failure, FsyncStage, RecoveryPhase, Statistics};
+use cairn_harness::console;
 use serde::Deserialize;
 use serde_json::Value;
 use std::process::ExitCode;
@@ -50,9 +51,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "the server runs another version of cairn; unmount the volume and mount it again",
         )?;
         match (arguments.json, arguments.check) {
-            (true, _) => output::print_text(&text)?,
-            (false, true) => output::print_text(&failure_lines(&statistics).join("\n"))?,
-            (false, false) => output::print_text(&readable(&value, &statistics))?,
+            (true, _) => console::print_text(&text)?,
+            (false, true) => console::print_text(&failure_lines(&statistics).join("\n"))?,
+            (false, false) => console::print_text(&readable(&value, &statistics))?,
         }
         let sound = !arguments.check || is_sound(&statistics);
         return Ok(if sound { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNSOUND) });
@@ -70,7 +71,7 @@ fn show_superblocks(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     image::warn_if_degraded(&*device);
     let superblocks =
         cairn_fsck::dump::dump_super(&*device).with_context(|| arguments.target.to_string())?;
-    output::print(&superblocks, arguments.json)?;
+    console::print(&superblocks, arguments.json)?;
     Ok(ExitCode::SUCCESS)
 }
 

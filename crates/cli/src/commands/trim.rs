@@ -1,6 +1,6 @@
 //! `cairn trim`: gives back the storage of what is free in a mounted volume.
-use crate::{mount_error, output};
-use cairn_harness::Size;
+use crate::mount_error;
+use cairn_harness::{Size, console};
 use std::path::PathBuf;
 
 /// Discard free blocks: an image file takes less room on its disk, and a disk may reuse them.
@@ -18,7 +18,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     mount_error::refuse_shut_down(&arguments.dir)?;
     let bytes = cairn_fuse::trim(&arguments.dir).map_err(mount_error::explain)?;
-    output::print_text(&format_args!(
+    console::print_text(&format_args!(
         "{}: {} are free, and their storage was given back",
         arguments.dir.display(),
         Size { bytes }

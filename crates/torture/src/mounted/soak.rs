@@ -18,6 +18,7 @@ use super::workers::{Named, Problem, check_workers, join_workers, start_workers,
 use crate::run_report::RunReport;
 use cairn_environment::clock;
 use cairn_environment::random::Seeded;
+use cairn_harness::duration::SECONDS_PER_HOUR;
 use cairn_harness::server::ServerProcess;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
@@ -30,8 +31,6 @@ use std::time::Duration;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const SETTLE: Duration = Duration::from_secs(2);
 const FILL_FILE_BYTES: usize = 3 << 20;
-/// The unit in which the time of a run is reported.
-pub const SECONDS_PER_HOUR: f64 = 3600.0;
 
 /// How long a run goes on, and with what.
 pub struct SoakOptions {

@@ -1,13 +1,11 @@
 //! `cairn bench transport`: what the FUSE transport alone can do, and how much of it a volume
 //! reaches; and the server of the file system in memory that this is measured with.
-use super::bench::{duration, positive, recorded_command};
-use crate::mount_options::MountSettings;
-use crate::output;
+use super::{positive, recorded_command};
+use crate::peers::{DirectIo, NamedWorkloads, PeersSettings, Transport};
+use crate::{serve_memory, transport};
 use anyhow::Context;
-use cairn_bench::peers::{DirectIo, NamedWorkloads, PeersSettings, Transport};
-use cairn_bench::{serve_memory, transport};
 use cairn_fuse::MountOptions;
-use cairn_harness::{Interrupt, Size};
+use cairn_harness::{Interrupt, Size, console, duration};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -37,7 +35,7 @@ pub struct Arguments {
         long,
         value_name = "S",
         default_value = "3",
-        value_parser = duration,
+        value_parser = duration::seconds,
         allow_negative_numbers = true
     )]
     seconds: Duration,
@@ -67,7 +65,7 @@ pub struct Server {
     dir: PathBuf,
     /// Mount options; only transport, writeback, threads and plain have an effect.
     #[arg(short = 'o', value_name = "OPTION,…")]
-    options: Vec<String>,
+    pub options: Vec<String>,
 }
 
 fn transport_of(text: &str) -> Result<Transport, String> {
@@ -108,23 +106,15 @@ pub fn run(arguments: &Arguments, interrupt: Interrupt) -> anyhow::Result<()> {
         command: recorded_command(),
         interrupt,
     };
-    output::print(&transport::run(&settings)?, arguments.json)
+    console::print(&transport::run(&settings)?, arguments.json)
 }
 
 /// Serves a file system in memory.
 ///
 /// # Errors
 /// When it can't be mounted, or the connection is cut.
-pub fn serve(server: &Server) -> anyhow::Result<()> {
-    let settings = MountSettings::parse(&server.options).map_err(anyhow::Error::msg)?;
-    let (writeback, transport, plain) = (settings.writeback, settings.transport, settings.plain);
-    let mut options = MountOptions {
-        writeback,
-        transport,
-        plain,
-        kernel: settings.kernel,
-        ..MountOptions::default()
-    };
-    options.threads = settings.threads.unwrap_or(options.threads);
+pub fn serve(server: &Server, options: MountOptions) -> anyhow::Result<()> {
+    // Others and reading alone are for volumes.
+    let options = MountOptions { allow_other: false, read_only: false, ..options };
     serve_memory(&server.source, &server.dir, &options)
 }

@@ -1,10 +1,9 @@
 //! `cairn bench ab`: a mechanism off and on.
-use super::bench;
-use crate::output;
+use super::{positive, recorded_command};
+use crate::ab::{self, AbSettings, Mechanism};
+use crate::{DeviceSpec, TargetSpec};
 use anyhow::bail;
-use cairn_bench::ab::{self, AbSettings, Mechanism};
-use cairn_bench::{DeviceSpec, TargetSpec};
-use cairn_harness::Interrupt;
+use cairn_harness::{Interrupt, console, duration};
 use clap::Parser;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,19 +27,19 @@ pub struct Arguments {
     #[arg(long)]
     device: Option<String>,
     /// Runs on each side; each figure is their median.
-    #[arg(long, default_value = "5", value_name = "N", value_parser = bench::positive)]
+    #[arg(long, default_value = "5", value_name = "N", value_parser = positive)]
     repeat: usize,
     /// Time of a run; a fraction is possible.
     #[arg(
         long,
         value_name = "S",
         default_value = "5",
-        value_parser = bench::duration,
+        value_parser = duration::seconds,
         allow_negative_numbers = true
     )]
     seconds: Duration,
     /// Number of threads, in place of the loads' own.
-    #[arg(long, visible_alias = "threads", value_name = "N", value_parser = bench::positive)]
+    #[arg(long, visible_alias = "threads", value_name = "N", value_parser = positive)]
     clients: Option<usize>,
     /// Load file for dbench [default: the one of Debian's package].
     #[arg(long, value_name = "FILE")]
@@ -71,11 +70,11 @@ pub fn run(arguments: &Arguments, interrupt: Interrupt) -> anyhow::Result<()> {
         repeat,
         quick: arguments.quick,
         loadfile: arguments.loadfile.clone(),
-        command: super::bench::recorded_command(),
+        command: recorded_command(),
         interrupt,
     };
-    let comparison = ab::run(&settings, &mut |step| output::tell(&step))?;
-    output::print(&comparison, arguments.json)
+    let comparison = ab::run(&settings, &mut |step| console::tell(&step))?;
+    console::print(&comparison, arguments.json)
 }
 
 fn device(text: &str) -> anyhow::Result<DeviceSpec> {

@@ -1,21 +1,21 @@
 //! `cairn torture`: tries to break Cairn. The arguments of the runs in memory, which need no image,
-//! no mount and no right; those of the others are in `torture_mounted`. What the runs do lives in
-//! `cairn-torture`.
+//! no mount and no right; those of the others are in `mounted`. What the runs do lives in
+//! [`runs`](crate::runs) and [`mounted`](crate::mounted).
 //!
 //! Ctrl-C ends a run in order, with the report of what was done. Exit code: 0 nothing found, 1 a
 //! finding, 2 wrong usage, or this machine lacks what the run needs, 130 a second Ctrl-C.
-use super::bench::duration;
-use super::torture_mounted::{Guest, Kill9, Shutdown, Soak, Sync, Vm};
-use crate::output;
+mod mounted;
+
+use crate::ace::AceFile;
+use crate::campaign::{CampaignOptions, Source};
+use crate::crash::CrashOptions;
+use crate::run_report::RunReport;
+use crate::runs::{self, fuzz};
+use crate::search::SearchOptions;
 use cairn_environment::random;
-use cairn_harness::Interrupt;
-use cairn_torture::ace::AceFile;
-use cairn_torture::campaign::{CampaignOptions, Source};
-use cairn_torture::crash::CrashOptions;
-use cairn_torture::run_report::RunReport;
-use cairn_torture::runs::{self, fuzz};
-use cairn_torture::search::SearchOptions;
+use cairn_harness::{Interrupt, console, duration};
 use clap::{Parser, Subcommand};
+use mounted::{Guest, Kill9, MOUNT_OPTIONS, Shutdown, Soak, Sync, Vm};
 use serde::Serialize;
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -126,7 +126,7 @@ struct Fuzz {
         long,
         value_name = "S",
         default_value = "60",
-        value_parser = duration,
+        value_parser = duration::seconds,
         allow_negative_numbers = true
     )]
     seconds: Duration,
@@ -176,7 +176,7 @@ struct Common {
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// Begin nothing new after this time.
-    #[arg(long, value_name = "S", value_parser = duration, allow_negative_numbers = true)]
+    #[arg(long, value_name = "S", value_parser = duration::seconds, allow_negative_numbers = true)]
     seconds: Option<Duration>,
     /// Threads, at most 256 [default: as many as there are CPUs].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=THREADS_MAX))]
@@ -191,6 +191,18 @@ struct Common {
 
 /// Neither a finding nor none: it could not be run.
 pub const EXIT_UNABLE: u8 = 2;
+
+/// The run that `command` stands for, with `check` for its mount options: only the product knows
+/// what they may be.
+pub fn check_mount_options(
+    command: clap::Command,
+    check: fn(&str) -> Result<String, String>,
+) -> clap::Command {
+    command.mut_args(|argument| match argument.get_id().as_str() {
+        MOUNT_OPTIONS => argument.value_parser(check),
+        _ => argument,
+    })
+}
 
 /// Runs the command.
 ///
@@ -213,11 +225,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints the report; the exit code says whether something was found.
-pub(super) fn print<T, S>(report: &RunReport<T, S>, json: bool) -> anyhow::Result<ExitCode>
+fn print<T, S>(report: &RunReport<T, S>, json: bool) -> anyhow::Result<ExitCode>
 where
     RunReport<T, S>: Serialize + Display,
 {
-    output::print(report, json)?;
+    console::print(report, json)?;
     Ok(if report.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

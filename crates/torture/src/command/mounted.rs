@@ -1,14 +1,14 @@
 //! `cairn torture kill9`, `shutdown`, `sync`, `soak`, `vm`: the arguments of the runs that stop
-//! real mounts of this program. What they do lives in [`cairn_torture::mounted`], which listens to
+//! real mounts of this program. What they do lives in [`crate::mounted`], which listens to
 //! signals itself: with something mounted, a second signal must clean up first.
-use super::torture::print;
-use crate::mount_options;
-use cairn_torture::mounted::guest::{self, GuestOptions};
-use cairn_torture::mounted::load::{self, LoadOptions};
-use cairn_torture::mounted::session::{self, SessionOptions};
-use cairn_torture::mounted::soak::{self, SECONDS_PER_HOUR, SoakOptions};
-use cairn_torture::mounted::synced::{self, SyncOptions};
-use cairn_torture::mounted::vm::{self, VmOptions};
+use super::print;
+use crate::mounted::guest::{self, GuestOptions};
+use crate::mounted::load::{self, LoadOptions};
+use crate::mounted::session::{self, SessionOptions};
+use crate::mounted::soak::{self, SoakOptions};
+use crate::mounted::synced::{self, SyncOptions};
+use crate::mounted::vm::{self, VmOptions};
+use cairn_harness::duration;
 use clap::Parser;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,12 +36,15 @@ impl Common {
     }
 }
 
+/// The argument with mount options.
+pub const MOUNT_OPTIONS: &str = "mount options";
+
 /// How the volumes are mounted.
 #[derive(clap::Args)]
 struct Mounts {
     /// Options for every mount, as of `cairn mount`: transport=dev, say. The options that the run
     /// needs are added after them.
-    #[arg(short = 'o', value_name = "OPTION,…", value_parser = mount_options::checked)]
+    #[arg(short = 'o', value_name = "OPTION,…", id = MOUNT_OPTIONS)]
     options: Vec<String>,
 }
 
@@ -174,7 +177,7 @@ impl Sync {
 #[derive(Parser)]
 pub struct Soak {
     /// Hours; a fraction is possible.
-    #[arg(long, value_name = "N", value_parser = hours, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = duration::hours, allow_negative_numbers = true)]
     hours: Duration,
     /// Time of each load, in seconds; a cycle has five.
     #[arg(
@@ -188,13 +191,6 @@ pub struct Soak {
     mounts: Mounts,
     #[command(flatten)]
     common: Common,
-}
-
-fn hours(text: &str) -> Result<Duration, String> {
-    let hours: Option<f64> = text.parse().ok();
-    let time = hours.and_then(|hours| Duration::try_from_secs_f64(hours * SECONDS_PER_HOUR).ok());
-    time.filter(|time| !time.is_zero())
-        .ok_or_else(|| "write a number of hours above 0, for example 2 or 0.5".into())
 }
 
 impl Soak {
@@ -303,18 +299,5 @@ impl Guest {
             memory: self.memory.clone(),
         });
         ExitCode::FAILURE
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hours_may_be_fractions() {
-        assert_eq!(hours("0.5"), Ok(Duration::from_secs(1800)));
-        for wrong in ["0", "-1", "NaN", "soon"] {
-            assert!(hours(wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! `cairn bench report`: a page, or tables for a README, from results that other commands wrote.
-use crate::output;
+use crate::report_page::{self, Results};
 use anyhow::{Context, ensure};
-use cairn_bench::report_page::{self, Results};
+use cairn_harness::console;
 use clap::Parser;
 use std::fs;
 use std::path::PathBuf;
@@ -45,5 +45,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         fs::write(path, report_page::page(&results))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
-    if arguments.markdown { output::print_text(&report_page::markdown(&results)) } else { Ok(()) }
+    if arguments.markdown { console::print_text(&report_page::markdown(&results)) } else { Ok(()) }
 }

@@ -3,12 +3,15 @@
 //!
 //! Ctrl-C or SIGTERM ends the run in order, so that nothing is left behind. A second one ends the
 //! program at once, unless it has mounted something.
-use super::{bench_ab, bench_report, bench_transport};
-use crate::output;
+mod ab;
+mod report;
+mod transport;
+
+use crate::peers::{self, DirectIo, NamedWorkloads, PeerWorkload, PeersSettings, System};
+use crate::{Settings, SyncMethod, TargetSpec, Workload};
 use anyhow::{Context, bail, ensure};
-use cairn_bench::peers::{self, DirectIo, NamedWorkloads, PeerWorkload, PeersSettings, System};
-use cairn_bench::{Settings, SyncMethod, TargetSpec, Workload};
-use cairn_harness::{Interrupt, SecondSignal, Size};
+use cairn_fuse::MountOptions;
+use cairn_harness::{Interrupt, SecondSignal, Size, console, duration};
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,11 +28,11 @@ pub struct Arguments {
 enum Command {
     Run(Run),
     Peers(Peers),
-    Ab(bench_ab::Arguments),
-    Report(bench_report::Arguments),
-    Transport(bench_transport::Arguments),
+    Ab(ab::Arguments),
+    Report(report::Arguments),
+    Transport(transport::Arguments),
     #[command(hide = true)]
-    ServeMemory(bench_transport::Server),
+    ServeMemory(transport::Server),
 }
 
 /// Run one load against a directory or the engine.
@@ -84,7 +87,7 @@ struct Load {
         long,
         value_name = "S",
         default_value = "10",
-        value_parser = duration,
+        value_parser = duration::seconds,
         allow_negative_numbers = true
     )]
     seconds: Duration,
@@ -143,40 +146,31 @@ struct Peers {
 }
 
 /// A number of something of which there must be one.
-pub(super) fn positive(text: &str) -> Result<usize, String> {
+fn positive(text: &str) -> Result<usize, String> {
     text.parse()
         .ok()
         .filter(|number| *number > 0)
         .ok_or_else(|| "write a number of 1 or more".into())
 }
 
-/// The time of a measurement.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds
-        .filter(|duration| !duration.is_zero())
-        .ok_or_else(|| "write a number of seconds above 0, for example 2.5".into())
-}
-
-/// Runs the command.
+/// Runs the command. `parse` understands lists of mount options.
 ///
 /// # Errors
 /// When something is missing or fails, or the user interrupts it.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    if let Command::ServeMemory(server) = &arguments.command {
-        // It ends with its mount, and by signals as any program.
-        return bench_transport::serve(server);
-    }
-    let mounts = matches!(arguments.command, Command::Peers(_) | Command::Transport(_));
-    let second = if mounts { SecondSignal::ChangesNothing } else { SecondSignal::EndsAtOnce };
-    let interrupt = Interrupt::by_signals(second)?;
+pub fn run(
+    arguments: &Arguments,
+    parse: impl Fn(&[String]) -> anyhow::Result<MountOptions>,
+) -> anyhow::Result<()> {
+    let (at_once, after_cleaning) = (SecondSignal::EndsAtOnce, SecondSignal::ChangesNothing);
+    let interrupt = Interrupt::by_signals;
     match &arguments.command {
-        Command::Run(run) => run_load(run, interrupt),
-        Command::Peers(peers) => run_peers(peers, interrupt),
-        Command::Ab(ab) => bench_ab::run(ab, interrupt),
-        Command::Report(report) => bench_report::run(report),
-        Command::Transport(transport) => bench_transport::run(transport, interrupt),
-        Command::ServeMemory(server) => bench_transport::serve(server),
+        Command::Run(run) => run_load(run, interrupt(at_once)?),
+        Command::Peers(peers) => run_peers(peers, interrupt(after_cleaning)?),
+        Command::Ab(ab) => ab::run(ab, interrupt(at_once)?),
+        Command::Report(report) => report::run(report),
+        Command::Transport(transport) => transport::run(transport, interrupt(after_cleaning)?),
+        // It ends with its mount, and by signals as any program.
+        Command::ServeMemory(server) => transport::serve(server, parse(&server.options)?),
     }
 }
 
@@ -194,7 +188,7 @@ impl Load {
 }
 
 /// The command as it stands in results: where the program lies is left out.
-pub(super) fn recorded_command() -> Vec<String> {
+fn recorded_command() -> Vec<String> {
     without_folder(std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()))
 }
 
@@ -217,7 +211,7 @@ fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
         ..run.load.settings(interrupt)?
     };
     let report = run.workload.run_observed(&run.target, &settings, recorded_command())?;
-    output::print(&report, run.load.json)
+    console::print(&report, run.load.json)
 }
 
 fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
@@ -253,8 +247,8 @@ fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
     };
     let summary = peers::run(&settings)?;
     if arguments.markdown {
-        output::print_text(&summary.markdown())
+        console::print_text(&summary.markdown())
     } else {
-        output::print(&summary, arguments.load.json)
+        console::print(&summary, arguments.load.json)
     }
 }
