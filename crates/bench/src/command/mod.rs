@@ -175,15 +175,14 @@ pub fn run(
 }
 
 impl Load {
-    fn settings(&self, interrupt: Interrupt) -> anyhow::Result<Settings> {
-        let loadfile = self.loadfile.clone();
-        Ok(Settings {
+    fn settings(&self, interrupt: Interrupt) -> Settings {
+        Settings {
             clients: self.clients,
             duration: self.seconds,
-            loadfile,
+            loadfile: self.loadfile.clone(),
             interrupt,
             ..Settings::default()
-        })
+        }
     }
 }
 
@@ -208,7 +207,7 @@ fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
         directories: run.directories,
         sync_method,
         run_queue: run.run_queue,
-        ..run.load.settings(interrupt)?
+        ..run.load.settings(interrupt)
     };
     let report = run.workload.run_observed(&run.target, &settings, recorded_command())?;
     console::print(&report, run.load.json)
@@ -225,11 +224,11 @@ fn run_peers(arguments: &Peers, interrupt: Interrupt) -> anyhow::Result<()> {
         );
         (repeat, duration, size_bytes) = (2, Duration::from_secs(2), 2 << 30);
     }
-    let named = || arguments.workload.iter().flat_map(|named| named.0.clone()).collect();
+    let named = arguments.workload.iter().flat_map(|named| named.0.clone());
     let workloads = if arguments.workload.is_empty() {
         PeerWorkload::defaults(arguments.quick)
     } else {
-        named()
+        named.collect()
     };
     let settings = PeersSettings {
         systems: System::parse_list(&arguments.fs).map_err(anyhow::Error::msg)?,

@@ -14,6 +14,7 @@ use crate::runs::{self, fuzz};
 use crate::search::SearchOptions;
 use cairn_environment::random;
 use cairn_harness::{Interrupt, console, duration};
+use clap::builder::RangedU64ValueParser;
 use clap::{Parser, Subcommand};
 use mounted::{Guest, Kill9, MOUNT_OPTIONS, Shutdown, Soak, Sync, Vm};
 use serde::Serialize;
@@ -58,7 +59,7 @@ enum Command {
 #[derive(Parser)]
 struct Crash {
     /// Crash states to check [default: 20000, or as many as --seconds allows].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = from_one())]
     states: Option<u64>,
     /// Only the run with this number.
     #[arg(long, value_name = "N")]
@@ -150,7 +151,7 @@ const RECOVER_ONE_OF: u64 = 16;
 #[derive(clap::Args)]
 struct Selection {
     /// Run only this many workloads, chosen by the seed.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = from_one())]
     sample: Option<u64>,
     /// Begin with the workload at this place, counted from 0.
     #[arg(long, value_name = "K", default_value_t = 0, conflicts_with_all = ["sample", "only"])]
@@ -187,6 +188,11 @@ struct Common {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// A number of something of which there must be one.
+fn from_one() -> RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..)
 }
 
 /// Neither a finding nor none: it could not be run.

@@ -1,7 +1,7 @@
 //! `cairn torture kill9`, `shutdown`, `sync`, `soak`, `vm`: the arguments of the runs that stop
 //! real mounts of this program. What they do lives in [`crate::mounted`], which listens to
 //! signals itself: with something mounted, a second signal must clean up first.
-use super::print;
+use super::{from_one, print};
 use crate::mounted::guest::{self, GuestOptions};
 use crate::mounted::load::{self, LoadOptions};
 use crate::mounted::session::{self, SessionOptions};
@@ -57,12 +57,7 @@ impl Mounts {
 #[derive(clap::Args)]
 struct Load {
     /// Longest time under load, in milliseconds; most rounds take an eighth of it.
-    #[arg(
-        long,
-        value_name = "MS",
-        default_value_t = 2500,
-        value_parser = clap::value_parser!(u64).range(1..)
-    )]
+    #[arg(long, value_name = "MS", default_value_t = 2500, value_parser = from_one())]
     load_ms_max: u64,
     #[command(flatten)]
     mounts: Mounts,
@@ -90,12 +85,7 @@ impl Load {
 #[derive(Parser)]
 pub struct Kill9 {
     /// Rounds.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 50,
-        value_parser = clap::value_parser!(u64).range(1..)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = from_one())]
     rounds: u64,
     #[command(flatten)]
     load: Load,
@@ -114,12 +104,7 @@ impl Kill9 {
 #[derive(Parser)]
 pub struct Shutdown {
     /// Rounds.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 20,
-        value_parser = clap::value_parser!(u64).range(1..)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = from_one())]
     rounds: u64,
     #[command(flatten)]
     load: Load,
@@ -142,12 +127,7 @@ impl Shutdown {
 #[derive(Parser)]
 pub struct Sync {
     /// Rounds.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 10,
-        value_parser = clap::value_parser!(u64).range(1..)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = from_one())]
     rounds: u64,
     #[command(flatten)]
     mounts: Mounts,
@@ -229,20 +209,10 @@ pub struct Vm {
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
     qemu: String,
     /// Boots.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 5,
-        value_parser = clap::value_parser!(u64).range(1..)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = from_one())]
     boots: u64,
     /// Power cuts to check for each boot.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 5,
-        value_parser = clap::value_parser!(u64).range(1..)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = from_one())]
     cuts: u64,
     /// Longest time under load, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
