@@ -79,8 +79,7 @@ fn main() -> ExitCode {
         Command::Info(arguments) => commands::info::run(&arguments),
         Command::Device(arguments) => return report(commands::device::run(&arguments), 1),
         Command::Bench(arguments) => bench::run(&arguments, |lists| {
-            let settings = MountSettings::parse(lists).map_err(anyhow::Error::msg)?;
-            Ok(settings.mount_options())
+            MountSettings::parse(lists).map(|settings| settings.mount).map_err(anyhow::Error::msg)
         }),
         Command::Torture(arguments) => {
             return report(torture::run(&arguments), torture::EXIT_UNABLE);

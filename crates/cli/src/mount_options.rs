@@ -4,217 +4,131 @@
 //! Invariant: every option of Cairn's own stands in [`OPTIONS`] exactly once;
 //! [`MountSettings::parse`] knows no others but those of mount(8) (`system_options`).
 use crate::system_options::{self, Outcome};
-use cairn_engine::FsyncWait;
-use cairn_fuse::{KernelOptions, MountOptions, Transport};
+use cairn_engine::{FlushPolicy, FsyncWait, VolumeOptions};
+use cairn_fuse::{MountOptions, Transport};
 use cairn_harness::Size;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
 use std::time::Duration;
 
-/// When the device is flushed for an fsync.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Flush {
-    /// Decided from the measured flush time.
-    Auto,
-    /// Waits for others to share a flush.
-    Coordinate,
-    /// The next group is written while the one before is flushed.
-    Overlap,
-    /// One flush for each fsync.
-    Each,
-}
-
 /// Everything that `-o` can set.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct MountSettings {
-    /// Longest time between two commits; `None` for the default.
-    pub commit_interval: Option<Duration>,
-    /// Flush policy.
-    pub flush: Flush,
-    /// What an fsync that became a commit waits for.
-    pub fsync_wait: FsyncWait,
-    /// Whether the kernel collects writes in its page cache.
-    pub writeback: bool,
-    /// How requests travel.
-    pub transport: Transport,
-    /// Mount read-only.
-    pub read_only: bool,
+    /// How the volume is opened; whether for reading alone, `mount` says.
+    pub volume: VolumeOptions,
+    /// How it is mounted.
+    pub mount: MountOptions,
     /// Memory for clean file data; `None` for the default.
     pub data_cache: Option<Size>,
-    /// Let other users use the mount (a mount by root always does).
-    pub allow_other: bool,
-    /// Discard freed blocks with each commit.
-    pub discard: bool,
     /// Mount a mirror without its lost members.
     pub degraded: bool,
-    /// Mount without a block device.
-    pub plain: bool,
-    /// Threads that serve requests; `None` for the default.
-    pub threads: Option<usize>,
-    /// What the kernel does for any file system.
-    pub kernel: KernelOptions,
-}
-
-impl Default for MountSettings {
-    fn default() -> Self {
-        Self {
-            commit_interval: None,
-            flush: Flush::Auto,
-            fsync_wait: FsyncWait::Super,
-            writeback: false,
-            transport: Transport::Auto,
-            read_only: false,
-            data_cache: None,
-            allow_other: false,
-            discard: false,
-            degraded: false,
-            plain: false,
-            threads: None,
-            kernel: KernelOptions::default(),
-        }
-    }
 }
 
 struct MountOption {
-    name: &'static str,
-    /// What may follow `=`; empty for an option without a value.
-    values: &'static str,
+    /// Its name; of one with a value also `=` and what may follow.
+    usage: &'static str,
     help: &'static str,
+    /// `None` when the value can't be.
     set: fn(&mut MountSettings, &str) -> Option<()>,
 }
 
-const COMMIT_SECONDS_MAX: u64 = 3600;
-const THREADS_MAX: usize = 1024;
-
 const OPTIONS: &[MountOption] = &[
     MountOption {
-        name: "commit",
-        values: "SECONDS",
+        usage: "commit=SECONDS",
         help: "longest time between two commits, 1 to 3600 (default 5)",
         set: |settings, value| {
-            let seconds =
-                value.parse().ok().filter(|seconds| (1..=COMMIT_SECONDS_MAX).contains(seconds))?;
-            settings.commit_interval = Some(Duration::from_secs(seconds));
-            Some(())
+            let interval = number(value, 1..=3600).map(Duration::from_secs);
+            set(&mut settings.volume.commit_interval, interval)
         },
     },
     MountOption {
-        name: "flush",
-        values: "auto|coordinate|overlap|each",
+        usage: "flush=auto|coordinate|overlap|each",
         help: "how fsyncs share device flushes (default auto)",
         set: |settings, value| {
             let policies = [
-                ("auto", Flush::Auto),
-                ("coordinate", Flush::Coordinate),
-                ("overlap", Flush::Overlap),
-                ("each", Flush::Each),
+                ("auto", FlushPolicy::Auto),
+                ("coordinate", FlushPolicy::Coordinate),
+                ("overlap", FlushPolicy::Overlap),
+                ("each", FlushPolicy::Each),
             ];
-            settings.flush = one_of(value, &policies)?;
-            Some(())
+            set(&mut settings.volume.flush, one_of(value, &policies))
         },
     },
     MountOption {
-        name: "fsync_wait",
-        values: "super|complete",
+        usage: "fsync_wait=super|complete",
         help: "what an fsync that became a commit waits for: the superblock, or also the freed blocks (default super)",
         set: |settings, value| {
-            settings.fsync_wait =
-                one_of(value, &[("super", FsyncWait::Super), ("complete", FsyncWait::Complete)])?;
-            Some(())
+            let ends = [("super", FsyncWait::Super), ("complete", FsyncWait::Complete)];
+            set(&mut settings.volume.fsync_wait, one_of(value, &ends))
         },
     },
     MountOption {
-        name: "writeback",
-        values: "on|off",
+        usage: "writeback=on|off",
         help: "collect small writes in the kernel's page cache: small writes are faster, fsync is slower (default off)",
         set: |settings, value| {
-            settings.writeback = one_of(value, &[("on", true), ("off", false)])?;
-            Some(())
+            set(&mut settings.mount.writeback, one_of(value, &[("on", true), ("off", false)]))
         },
     },
     MountOption {
-        name: "transport",
-        values: "auto|uring|dev",
+        usage: "transport=auto|uring|dev",
         help: "how requests arrive: over io_uring or /dev/fuse (default auto: io_uring if it is switched on)",
         set: |settings, value| {
             let choices =
                 [("auto", Transport::Auto), ("uring", Transport::Ring), ("dev", Transport::Device)];
-            settings.transport = one_of(value, &choices)?;
-            Some(())
+            set(&mut settings.mount.transport, one_of(value, &choices))
         },
     },
     MountOption {
-        name: "data_cache",
-        values: "SIZE",
+        usage: "data_cache=SIZE",
         help: "memory for recently used file data, 0 for none (default: 1/32 of the memory of the machine or its control group, at most 512M)",
-        set: |settings, value| {
-            settings.data_cache = Some(value.parse().ok()?);
-            Some(())
-        },
+        set: |settings, value| set(&mut settings.data_cache, value.parse().ok().map(Some)),
     },
     MountOption {
-        name: "threads",
-        values: "N",
+        usage: "threads=N",
         help: "threads that serve requests, 1 to 1024",
-        set: |settings, value| {
-            settings.threads =
-                Some(value.parse().ok().filter(|threads| (1..=THREADS_MAX).contains(threads))?);
-            Some(())
-        },
+        set: |settings, value| set(&mut settings.mount.threads, number(value, 1..=1024)),
     },
     MountOption {
-        name: "ro",
-        values: "",
+        usage: "ro",
         help: "mount read-only",
-        set: |settings, _| {
-            settings.read_only = true;
-            Some(())
-        },
+        set: |settings, _| set(&mut settings.mount.read_only, Some(true)),
     },
     MountOption {
-        name: "rw",
-        values: "",
+        usage: "rw",
         help: "mount read-write (default)",
-        set: |settings, _| {
-            settings.read_only = false;
-            Some(())
-        },
+        set: |settings, _| set(&mut settings.mount.read_only, Some(false)),
     },
     MountOption {
-        name: "allow_other",
-        values: "",
+        usage: "allow_other",
         help: "let other users use the mount; a mount by root always does",
-        set: |settings, _| {
-            settings.allow_other = true;
-            Some(())
-        },
+        set: |settings, _| set(&mut settings.mount.allow_other, Some(true)),
     },
     MountOption {
-        name: "discard",
-        values: "",
+        usage: "discard",
         help: "discard freed blocks with each commit",
-        set: |settings, _| {
-            settings.discard = true;
-            Some(())
-        },
+        set: |settings, _| set(&mut settings.volume.discard, Some(true)),
     },
     MountOption {
-        name: "plain",
-        values: "",
+        usage: "plain",
         help: "mount by root without a block device: sync(2) and umount(8) do not reach the server, so the volume commits every second (mounts by other users are always plain)",
-        set: |settings, _| {
-            settings.plain = true;
-            Some(())
-        },
+        set: |settings, _| set(&mut settings.mount.plain, Some(true)),
     },
     MountOption {
-        name: "degraded",
-        values: "",
+        usage: "degraded",
         help: "mount a mirror without its lost members",
-        set: |settings, _| {
-            settings.degraded = true;
-            Some(())
-        },
+        set: |settings, _| set(&mut settings.degraded, Some(true)),
     },
 ];
+
+/// Puts `value` into its place, if there is one.
+fn set<T>(place: &mut T, value: Option<T>) -> Option<()> {
+    *place = value?;
+    Some(())
+}
+
+fn number<T: FromStr + PartialOrd>(text: &str, range: RangeInclusive<T>) -> Option<T> {
+    text.parse().ok().filter(|number| range.contains(number))
+}
 
 fn one_of<T: Copy>(value: &str, choices: &[(&str, T)]) -> Option<T> {
     choices.iter().find(|(name, _)| *name == value).map(|&(_, choice)| choice)
@@ -242,8 +156,8 @@ impl MountSettings {
     fn apply(&mut self, option: &str) -> Result<bool, String> {
         let (name, value) =
             option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
-        let Some(known) = OPTIONS.iter().find(|known| known.name == name) else {
-            return match system_options::apply(&mut self.kernel, name, value) {
+        let Some(known) = OPTIONS.iter().find(|known| known.name() == name) else {
+            return match system_options::apply(&mut self.mount.kernel, name, value) {
                 Outcome::Taken => Ok(true),
                 Outcome::Unknown => Ok(false),
                 Outcome::Refused(why) => {
@@ -251,12 +165,12 @@ impl MountSettings {
                 }
             };
         };
-        let valid = if known.values.is_empty() { value.is_none() } else { value.is_some() };
-        if !valid || (known.set)(self, value.unwrap_or_default()).is_none() {
+        if known.usage.contains('=') != value.is_some()
+            || (known.set)(self, value.unwrap_or_default()).is_none()
+        {
             return Err(format!(
                 "mount option \"{option}\" is not valid; write {}: {}",
-                known.usage(),
-                known.help
+                known.usage, known.help
             ));
         }
         Ok(true)
@@ -268,26 +182,11 @@ impl MountSettings {
         system_options::split(list).filter(known).collect::<Vec<_>>().join(",")
     }
 
-    /// Those of the mount itself.
-    pub fn mount_options(&self) -> MountOptions {
-        let defaults = MountOptions::default();
-        MountOptions {
-            threads: self.threads.unwrap_or(defaults.threads),
-            writeback: self.writeback,
-            allow_other: self.allow_other,
-            read_only: self.read_only,
-            transport: self.transport,
-            plain: self.plain,
-            kernel: self.kernel.clone(),
-            ..defaults
-        }
-    }
-
     /// One line for each option.
     pub fn help() -> String {
         let own = OPTIONS
             .iter()
-            .map(|option| format!("  {:<30} {}", option.usage(), option.help))
+            .map(|option| format!("  {:<30} {}", option.usage, option.help))
             .collect::<Vec<_>>()
             .join("\n");
         format!("{own}\n{}", system_options::help())
@@ -295,12 +194,8 @@ impl MountSettings {
 }
 
 impl MountOption {
-    fn usage(&self) -> String {
-        if self.values.is_empty() {
-            self.name.to_owned()
-        } else {
-            format!("{}={}", self.name, self.values)
-        }
+    fn name(&self) -> &str {
+        self.usage.split('=').next().unwrap_or_default()
     }
 }
 
@@ -322,29 +217,35 @@ mod tests {
         let list = "commit=7,flush=each,fsync_wait=complete,writeback=on,transport=dev,ro,allow_other,discard,degraded,plain,threads=3,\
                     data_cache=3M";
         let expected = MountSettings {
-            commit_interval: Some(Duration::from_secs(7)),
-            flush: Flush::Each,
-            fsync_wait: FsyncWait::Complete,
-            writeback: true,
-            transport: Transport::Device,
-            read_only: true,
+            volume: VolumeOptions {
+                commit_interval: Duration::from_secs(7),
+                flush: FlushPolicy::Each,
+                fsync_wait: FsyncWait::Complete,
+                discard: true,
+                ..VolumeOptions::default()
+            },
+            mount: MountOptions {
+                writeback: true,
+                transport: Transport::Device,
+                read_only: true,
+                allow_other: true,
+                plain: true,
+                threads: 3,
+                ..MountOptions::default()
+            },
             data_cache: Some(Size { bytes: 3 << 20 }),
-            allow_other: true,
-            discard: true,
             degraded: true,
-            plain: true,
-            threads: Some(3),
-            kernel: KernelOptions::default(),
         };
-        assert_eq!(parse(list), Ok(expected));
-        assert_eq!(parse(""), Ok(MountSettings::default()));
+        for (list, expected) in [(list, expected), ("", MountSettings::default())] {
+            assert_eq!(format!("{:?}", parse(list).unwrap()), format!("{expected:?}"));
+        }
     }
 
     #[test]
     fn the_last_one_wins_across_lists() {
         let settings = MountSettings::parse(&["ro,commit=1".into(), "rw,commit=2".into()]).unwrap();
-        assert!(!settings.read_only);
-        assert_eq!(settings.commit_interval, Some(Duration::from_secs(2)));
+        assert!(!settings.mount.read_only);
+        assert_eq!(settings.volume.commit_interval, Duration::from_secs(2));
     }
 
     #[test]
@@ -352,9 +253,9 @@ mod tests {
         let settings =
             parse("rw,noatime,_netdev,nofail,x-systemd.requires=a.mount,user,exec,ro,commit=9")
                 .unwrap();
-        let mut kernel = KernelOptions::default();
+        let mut kernel = cairn_fuse::KernelOptions::default();
         assert!(["noatime", "nosuid", "nodev"].iter().all(|name| kernel.apply(name)));
-        assert_eq!((settings.kernel, settings.read_only), (kernel, true));
+        assert_eq!((settings.mount.kernel, settings.mount.read_only), (kernel, true));
         assert!(parse("uid=5").unwrap_err().contains("\"uid=5\""));
         assert_eq!(
             MountSettings::without_unknown("ro,barrier=1,nosuid,commit=0,x-a"),
@@ -367,7 +268,7 @@ mod tests {
         let error = parse("ro,comit=5").unwrap_err();
         assert!(error.contains("\"comit=5\""), "{error}");
         for option in OPTIONS {
-            assert!(error.contains(option.name), "{error}");
+            assert!(error.contains(option.usage), "{error}");
         }
     }
 

@@ -8,11 +8,11 @@ use crate::create_composed::{self, Wanted};
 use crate::image::{self, Image};
 use crate::making::Making;
 use crate::mount_end::{self, EndOnSignal};
-use crate::mount_options::{self, Flush, MountSettings};
+use crate::mount_options::{self, MountSettings};
 use crate::{daemon, logging, memory, mount_error};
 use anyhow::{Context, ensure};
 use cairn_blockdev::{BlockDevice, OpenMode};
-use cairn_engine::{FlushPolicy, RecoveryProgress, Volume, VolumeOptions};
+use cairn_engine::{RecoveryProgress, Volume, VolumeOptions};
 use cairn_environment::clock;
 use cairn_fuse::{MountInfo, MountOptions};
 use cairn_harness::progress::ProgressBar;
@@ -176,7 +176,7 @@ fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<
     let nowhere = daemon::Nowhere::open()?;
     let signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
     let volume = open_volume(&image, settings)?;
-    let options = MountOptions { shown: Some(image.shown()), ..settings.mount_options() };
+    let options = MountOptions { shown: Some(image.shown()), ..settings.mount.clone() };
     let session =
         match cairn_fuse::mount(volume.clone(), image.mount_source(), &arguments.dir, &options) {
             Ok(session) => session,
@@ -208,35 +208,22 @@ fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<
 /// Where the disk that holds the image has no room for what a mount must write, the volume is
 /// opened for reading, and `settings` say so.
 fn open_volume(image: &Image, settings: &mut MountSettings) -> anyhow::Result<Volume> {
-    let mode = if settings.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    let read_only = settings.mount.read_only;
+    let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = image.open(mode, settings.degraded)?;
-    let mut options = VolumeOptions {
-        read_only: settings.read_only,
-        discard: settings.discard,
-        ..VolumeOptions::default()
-    };
-    if let Some(interval) = settings.commit_interval {
-        options.commit_interval = interval;
-    }
-    options.flush = match settings.flush {
-        Flush::Auto => FlushPolicy::Auto,
-        Flush::Coordinate => FlushPolicy::Coordinate,
-        Flush::Overlap => FlushPolicy::Overlap,
-        Flush::Each => FlushPolicy::Each,
-    };
-    options.fsync_wait = settings.fsync_wait;
+    let mut options = VolumeOptions { read_only, ..settings.volume.clone() };
     memory::share(
         &mut options,
         memory::available_bytes(),
         settings.data_cache.map(|size| size.bytes),
     );
     let volume = match open_with_progress(Arc::clone(&device), options.clone()) {
-        Err(cairn_engine::Error::StorageFull(_)) if !settings.read_only => {
+        Err(cairn_engine::Error::StorageFull(_)) if !read_only => {
             console::tell(&format_args!(
                 "cairn: warning: {image}: the disk that holds it is full, so the volume is mounted read-only; free space on that disk, \
                  then unmount the volume and mount it again"
             ));
-            settings.read_only = true;
+            settings.mount.read_only = true;
             open_with_progress(device, VolumeOptions { read_only: true, ..options })
         }
         opened => opened,
