@@ -25,9 +25,8 @@ const PREALLOCATE_STEP_BYTES: u64 = 64 << 20;
 const BITMAPS_ALLOCATED_BYTES_MAX: u64 = 64 << 20;
 
 /// The volume that is wanted.
+#[derive(Clone, Copy, Default)]
 pub struct NewVolume<'a> {
-    /// Image file or block device.
-    pub image: &'a Path,
     /// Size of an image file; `None` keeps the size of an existing one.
     pub size: Option<Size>,
     /// Overwrite what is there.
@@ -38,8 +37,13 @@ pub struct NewVolume<'a> {
     pub label: &'a str,
     /// Size of the log ring; `None` for the default.
     pub log_size: Option<Size>,
-    /// Knows what is to be taken back after a signal.
-    pub making: &'a Making,
+}
+
+impl NewVolume<'_> {
+    /// The layout on a device of `bytes`, if that is possible.
+    pub fn geometry(&self, bytes: u64) -> Option<Geometry> {
+        Geometry::for_size(bytes, self.log_size.map(|size| size.bytes))
+    }
 }
 
 /// What is in the way of a new volume.
@@ -82,50 +86,42 @@ pub fn content(image: &Path) -> anyhow::Result<Content> {
     Ok(if has_data { Content::Unknown } else { Content::Empty })
 }
 
-/// Makes the volume.
+/// Without `force`, nothing may be in the way at `image`.
 ///
 /// # Errors
-/// When something is in the way, the sizes are impossible, or the device fails.
-pub fn create(wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
-    expect_free(wanted)?;
-    let content = content(wanted.image)?;
-    let image = wanted.image.display();
-    check_file(wanted)
-        .with_context(|| format!("{image}: no volume was made, and nothing was changed"))?;
-    let device =
-        if content == Content::Missing { create_file(wanted)? } else { open_existing(wanted)? };
-    let result = write_volume(&device, wanted);
-    wanted.making.finish();
-    if result.is_err() && content == Content::Missing {
-        // The error that counts is the one at hand.
-        let _ = fs::remove_file(wanted.image);
-    }
-    result.with_context(|| format!("{image}: no volume was made"))
-}
-
-/// Without `force`, nothing may be in the way.
-pub fn expect_free(wanted: &NewVolume<'_>) -> anyhow::Result<()> {
-    let image = wanted.image.display();
-    match content(wanted.image)? {
-        Content::Known(name) if !wanted.force => {
+/// Something is, or it can't be read.
+pub fn expect_free(image: &Path, content: Content, force: bool) -> anyhow::Result<()> {
+    let image = image.display();
+    match content {
+        Content::Known(name) if !force => {
             bail!("{image} holds {name}; use --force to overwrite it")
         }
-        Content::Unknown if !wanted.force => {
-            bail!("{image} is not empty; use --force to overwrite it")
-        }
+        Content::Unknown if !force => bail!("{image} is not empty; use --force to overwrite it"),
         _ => Ok(()),
     }
 }
 
+/// Makes the volume in one file or device.
+///
+/// # Errors
+/// When something is in the way, the sizes are impossible, or the device fails.
+pub fn create(image: &Path, wanted: &NewVolume<'_>, making: &Making) -> anyhow::Result<Superblock> {
+    expect_free(image, content(image)?, wanted.force)?;
+    let shown = image.display();
+    check_file(image, wanted)
+        .with_context(|| format!("{shown}: no volume was made, and nothing was changed"))?;
+    let device = create_or_open(image, wanted.size, making)?;
+    write_volume(&device, wanted).with_context(|| format!("{shown}: no volume was made"))
+}
+
 /// What can be known to be impossible before anything is touched.
-fn check_file(wanted: &NewVolume<'_>) -> anyhow::Result<()> {
-    let existing_bytes = fs::metadata(wanted.image)
+fn check_file(image: &Path, wanted: &NewVolume<'_>) -> anyhow::Result<()> {
+    let existing_bytes = fs::metadata(image)
         .map_or(0, |metadata| if metadata.is_file() { metadata.len() } else { 0 });
     let bytes = wanted.size.map_or(existing_bytes, whole_blocks_bytes);
     check(wanted, bytes)?;
     if wanted.preallocate && bytes > 0 {
-        let parent = wanted
-            .image
+        let parent = image
             .parent()
             .filter(|parent| !parent.as_os_str().is_empty())
             .unwrap_or(Path::new("."));
@@ -148,9 +144,7 @@ pub fn check(wanted: &NewVolume<'_>, bytes: u64) -> anyhow::Result<()> {
         label_bytes <= LABEL_BYTES && !wanted.label.contains('\0'),
         "the label has {label_bytes} bytes; it may have at most {LABEL_BYTES}, and no NUL"
     );
-    if (bytes > 0 || wanted.size.is_some())
-        && Geometry::for_size(bytes, wanted.log_size.map(|size| size.bytes)).is_none()
-    {
+    if (bytes > 0 || wanted.size.is_some()) && wanted.geometry(bytes).is_none() {
         let (smallest, log_smallest) = (
             Geometry::VOLUME_BYTES_MIN >> 20,
             (Geometry::LOG_BLOCKS_MIN * BLOCK_SIZE as u64) >> 20,
@@ -174,60 +168,52 @@ pub fn whole_blocks_bytes(size: Size) -> u64 {
     size.bytes - size.bytes % BLOCK_SIZE as u64
 }
 
-pub fn create_file(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
-    let Some(size) = wanted.size else {
-        bail!(
-            "{} does not exist; give the size of a new image file, for example --size 4G",
-            wanted.image.display()
-        );
-    };
-    wanted
-        .making
-        .create(wanted.image, || Ok(FileDevice::create(wanted.image, whole_blocks_bytes(size))?))
-}
-
-/// Opens what exists. A regular file gets the size that is asked for, once it is known to be
-/// unused.
-pub fn open_existing(wanted: &NewVolume<'_>) -> anyhow::Result<FileDevice> {
-    let image = wanted.image.display();
-    let device = FileDevice::open(wanted.image, OpenMode::ReadWrite)?;
+/// Creates a file, or opens what exists. A regular file gets the size that is asked for, once it is
+/// known to be unused.
+///
+/// # Errors
+/// Without a size where one is needed, or with one where none can be, or it is in use.
+pub fn create_or_open(
+    image: &Path,
+    size: Option<Size>,
+    making: &Making,
+) -> anyhow::Result<FileDevice> {
+    let shown = image.display();
+    if !image.exists() {
+        let size = size.with_context(|| {
+            format!(
+                "{shown} does not exist; give the size of a new image file, for example --size 4G"
+            )
+        })?;
+        return making.create(image, || Ok(FileDevice::create(image, whole_blocks_bytes(size))?));
+    }
+    let device = FileDevice::open(image, OpenMode::ReadWrite)?;
     if device.is_block_device() {
         ensure!(
-            wanted.size.is_none(),
-            "{image} is a block device, so its size is fixed; --size is for image files"
+            size.is_none(),
+            "{shown} is a block device, so its size is fixed; --size is for image files"
         );
         // The kernel refuses this while the device is mounted or part of another device.
         let exclusive = OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::EXCL.bits().cast_signed())
-            .open(wanted.image);
-        exclusive.with_context(|| format!("{image} is mounted or used by another device"))?;
-        wanted.making.overwrite(wanted.image);
-        return Ok(device);
+            .open(image);
+        exclusive.with_context(|| format!("{shown} is mounted or used by another device"))?;
+    } else if size.is_none() && device.length_bytes() == 0 {
+        bail!("{shown} is empty; give its size, for example --size 4G");
     }
-    match wanted.size {
-        Some(size) if device.length_bytes() != whole_blocks_bytes(size) => {
-            drop(device);
-            wanted.making.overwrite(wanted.image);
-            let file = OpenOptions::new().write(true).open(wanted.image)?;
-            file.set_len(whole_blocks_bytes(size))
-                .with_context(|| format!("{image}: cannot set its size to {size}"))?;
-            Ok(FileDevice::open(wanted.image, OpenMode::ReadWrite)?)
-        }
-        None if device.length_bytes() == 0 => {
-            bail!("{image} is empty; give its size, for example --size 4G")
-        }
-        _ => {
-            wanted.making.overwrite(wanted.image);
-            Ok(device)
-        }
-    }
+    making.overwrite(image);
+    let bytes = size.map(whole_blocks_bytes).filter(|bytes| *bytes != device.length_bytes());
+    let Some((size, bytes)) = size.zip(bytes) else { return Ok(device) };
+    drop(device);
+    let file = OpenOptions::new().write(true).open(image)?;
+    file.set_len(bytes).with_context(|| format!("{shown}: cannot set its size to {size}"))?;
+    Ok(FileDevice::open(image, OpenMode::ReadWrite)?)
 }
 
 fn write_volume(device: &FileDevice, wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
-    let log_bytes = wanted.log_size.map(|size| size.bytes);
     // Without a geometry, mkfs says what is wrong with the sizes.
-    if let Some(geometry) = Geometry::for_size(device.length_bytes(), log_bytes) {
+    if let Some(geometry) = wanted.geometry(device.length_bytes()) {
         clear(device, &geometry, wanted.preallocate)?;
     }
     make_volume(device, wanted)
@@ -235,9 +221,8 @@ fn write_volume(device: &FileDevice, wanted: &NewVolume<'_>) -> anyhow::Result<S
 
 /// Writes the volume's structures to a device that was cleared.
 pub fn make_volume(device: &dyn BlockDevice, wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
-    let log_bytes = wanted.log_size.map(|size| size.bytes);
     let options = MkfsOptions {
-        log_bytes,
+        log_bytes: wanted.log_size.map(|size| size.bytes),
         label: wanted.label.to_owned(),
         uid: rustix::process::getuid().as_raw(),
         gid: rustix::process::getgid().as_raw(),

@@ -9,51 +9,28 @@ use anyhow::{Context, bail};
 use cairn_blockdev::composed::label::DATA_START_BYTES;
 use cairn_blockdev::composed::{ComposedKind, make};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
-use cairn_format::{Geometry, Superblock};
+use cairn_format::Superblock;
 use cairn_harness::{Size, console};
 use std::fs;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Sizes of the files of a concatenation are multiples of this.
 const SIZE_UNIT_BYTES: u64 = 1 << 20;
 
-/// What is wanted, of a volume in any image; `image` of `wanted` is the first member.
-#[derive(Clone, Copy)]
-pub struct Wanted<'a> {
-    /// Where.
-    pub image: &'a Image,
-    /// Size of the volume, for image files.
-    pub size: Option<Size>,
-    /// As in [`NewVolume`].
-    pub force: bool,
-    /// As in [`NewVolume`].
-    pub preallocate: bool,
-    /// As in [`NewVolume`].
-    pub label: &'a str,
-    /// As in [`NewVolume`].
-    pub log_size: Option<Size>,
-    /// As in [`NewVolume`].
-    pub making: &'a Making,
-}
-
-impl<'a> Wanted<'a> {
-    fn on(&self, path: &'a Path, size: Option<Size>) -> NewVolume<'a> {
-        let Wanted { force, preallocate, label, log_size, making, .. } = *self;
-        NewVolume { image: path, size, force, preallocate, label, log_size, making }
-    }
-}
-
-/// Makes a volume in an image of any kind.
+/// Makes a volume in an image of any kind. A signal takes everything back.
 ///
 /// # Errors
 /// When something is in the way, the sizes are impossible, or a device fails.
-pub fn create(wanted: &Wanted<'_>) -> anyhow::Result<Superblock> {
-    match wanted.image {
-        Image::Single(path) => create::create(&wanted.on(path, wanted.size)),
-        Image::Composed(kind, paths) => create_composed(wanted, *kind, paths),
-    }
+pub fn create(image: &Image, wanted: &NewVolume<'_>) -> anyhow::Result<Superblock> {
+    let making = Making::start()?;
+    let superblock = match image {
+        Image::Single(path) => create::create(path, wanted, &making)?,
+        Image::Composed(kind, paths) => create_composed(image, *kind, paths, wanted, &making)?,
+    };
+    making.finish();
+    Ok(superblock)
 }
 
 /// Whether there is a volume in `image` already; a part of its members is enough.
@@ -81,15 +58,18 @@ pub fn holds_volume(image: &Image) -> anyhow::Result<bool> {
 }
 
 fn create_composed(
-    wanted: &Wanted<'_>,
+    image: &Image,
     kind: ComposedKind,
     paths: &[PathBuf],
+    wanted: &NewVolume<'_>,
+    making: &Making,
 ) -> anyhow::Result<Superblock> {
     image::expect_different(paths)?;
     let member_size = wanted.size.map(|size| member_size(kind, size, paths.len()));
     for path in paths {
-        create::expect_free(&wanted.on(path, member_size))?;
-        let exists = create::content(path)? != Content::Missing;
+        let content = create::content(path)?;
+        create::expect_free(path, content, wanted.force)?;
+        let exists = content != Content::Missing;
         let is_device = exists && !fs::metadata(path)?.is_file();
         if is_device && member_size.is_some() {
             bail!(
@@ -104,21 +84,11 @@ fn create_composed(
             );
         }
     }
-    create::check(
-        &wanted.on(&paths[0], wanted.size),
-        wanted.size.map_or(0, create::whole_blocks_bytes),
-    )
-    .with_context(|| format!("{}: no volume was made, and nothing was changed", wanted.image))?;
-    let mut made = Vec::new();
-    let result = make_members_and_volume(wanted, kind, paths, member_size, &mut made);
-    wanted.making.finish();
-    if result.is_err() {
-        for path in made {
-            // The error that counts is the one at hand.
-            let _ = fs::remove_file(path);
-        }
-    }
-    result.with_context(|| format!("{}: no volume was made", wanted.image))
+    create::check(wanted, wanted.size.map_or(0, create::whole_blocks_bytes))
+        .with_context(|| format!("{image}: no volume was made, and nothing was changed"))?;
+    make_members(kind, paths, member_size, wanted, making)
+        .and_then(|()| create::make_volume(&*image.open(OpenMode::ReadWrite, false)?, wanted))
+        .with_context(|| format!("{image}: no volume was made"))
 }
 
 /// What each image file needs, so that the volume gets the size that is wanted.
@@ -132,26 +102,15 @@ fn member_size(kind: ComposedKind, size: Size, members: usize) -> Size {
     Size { bytes: bytes + DATA_START_BYTES }
 }
 
-/// Adds to `made` the image files that did not exist before.
-fn make_members_and_volume<'a>(
-    wanted: &Wanted<'_>,
+fn make_members(
     kind: ComposedKind,
-    paths: &'a [PathBuf],
+    paths: &[PathBuf],
     size: Option<Size>,
-    made: &mut Vec<&'a PathBuf>,
-) -> anyhow::Result<Superblock> {
-    let mut files = Vec::new();
-    for path in paths {
-        let member = wanted.on(path, size);
-        let file = if path.exists() {
-            create::open_existing(&member)?
-        } else {
-            let file = create::create_file(&member)?;
-            made.push(path);
-            file
-        };
-        files.push(Arc::new(file));
-    }
+    wanted: &NewVolume<'_>,
+    making: &Making,
+) -> anyhow::Result<()> {
+    let open = |path: &PathBuf| create::create_or_open(path, size, making).map(Arc::new);
+    let files: Vec<_> = paths.iter().map(open).collect::<anyhow::Result<_>>()?;
     let named: Vec<(String, Arc<dyn BlockDevice>)> =
         files.iter().map(|file| (file.name().to_owned(), file.clone() as _)).collect();
     let composed_bytes = make(kind, &named)?;
@@ -159,9 +118,7 @@ fn make_members_and_volume<'a>(
     if kind == ComposedKind::Mirror {
         tell_unused(&files, composed_bytes);
     }
-    drop((files, named));
-    let device = wanted.image.open(OpenMode::ReadWrite, false)?;
-    create::make_volume(&*device, &wanted.on(&paths[0], None))
+    Ok(())
 }
 
 fn tell_unused(files: &[Arc<FileDevice>], composed_bytes: u64) {
@@ -179,15 +136,12 @@ fn tell_unused(files: &[Arc<FileDevice>], composed_bytes: u64) {
 /// As `create` does it for one file: zeros where things are rewritten between flushes, or
 /// everywhere.
 fn clear(
-    wanted: &Wanted<'_>,
+    wanted: &NewVolume<'_>,
     kind: ComposedKind,
     files: &[Arc<FileDevice>],
     composed_bytes: u64,
 ) -> anyhow::Result<()> {
-    let Some(geometry) = Geometry::for_size(composed_bytes, wanted.log_size.map(|size| size.bytes))
-    else {
-        return Ok(());
-    };
+    let Some(geometry) = wanted.geometry(composed_bytes) else { return Ok(()) };
     let on_disk = files.iter().any(|file| file.is_block_device());
     let ranges = ranges_to_clear(&geometry, on_disk, wanted.preallocate);
     let mut start_bytes = 0;

@@ -1,8 +1,8 @@
 //! A volume in the making, which Ctrl-C or SIGTERM may interrupt.
 //!
-//! States: *making* until [`Making::finish`], then *finished*. A signal while making removes the
-//! files that were made for the volume, says which others hold none now, and ends the process; once
-//! finished it changes nothing.
+//! States: *making* until [`Making::finish`], then *finished*. Whatever ends it while making removes
+//! the files that were made for the volume; a signal also says which others hold none now, and ends
+//! the process. Once finished, a signal changes nothing.
 //!
 //! Lock discipline: the state's lock (rank LEAF) is held while a file is made, and while a signal
 //! takes everything back, so a file is either not there yet or known.
@@ -95,7 +95,7 @@ impl Making {
         self.state.lock().overwritten.push(path.to_owned());
     }
 
-    /// There is a volume now, or nothing left of it.
+    /// There is a volume now.
     pub fn finish(&self) {
         self.state.lock().finished = true;
     }
@@ -103,7 +103,12 @@ impl Making {
 
 impl Drop for Making {
     fn drop(&mut self) {
-        self.finish();
+        let mut state = self.state.lock();
+        if !state.finished {
+            // The error that counts is the one that ended it.
+            let _ = state.take_back();
+        }
+        state.finished = true;
         self.signals.close();
     }
 }

@@ -272,12 +272,8 @@ fn open_new(new: &Path, label: &Label, force: bool) -> anyhow::Result<Candidate>
             .flatten()
             .is_some_and(|found| found.pool == label.pool)
     };
-    match content {
-        Content::Missing | Content::Empty => {}
-        Content::Known(signature::MEMBER) if is_ours() => {}
-        _ if force => {}
-        Content::Known(name) => bail!("{shown} holds {name}; use --force to overwrite it"),
-        Content::Unknown => bail!("{shown} is not empty; use --force to overwrite it"),
+    if content != Content::Known(signature::MEMBER) || !is_ours() {
+        create::expect_free(new, content, force)?;
     }
     Ok(Candidate { name: shown.to_string(), device: Some(Arc::new(device)) })
 }

@@ -1,7 +1,7 @@
 //! `cairn mkfs`: makes an empty volume in an image file or on a block device.
-use crate::create_composed::{self, Wanted};
+use crate::create::NewVolume;
+use crate::create_composed;
 use crate::image::{self, Image};
-use crate::making::Making;
 use cairn_harness::{Size, console};
 
 /// Make an empty volume.
@@ -33,16 +33,14 @@ pub struct Arguments {
 /// # Errors
 /// When no volume was made.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let making = Making::start()?;
-    let superblock = create_composed::create(&Wanted {
-        image: &arguments.image,
+    let wanted = NewVolume {
         size: arguments.size,
         force: arguments.force,
         preallocate: arguments.preallocate,
         label: &arguments.label,
         log_size: arguments.log_size,
-        making: &making,
-    })?;
+    };
+    let superblock = create_composed::create(&arguments.image, &wanted)?;
     let block_bytes = cairn_format::BLOCK_SIZE as u64;
     console::print_text(&format_args!(
         "{}: volume {}, {}, log {}",

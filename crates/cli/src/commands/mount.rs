@@ -4,9 +4,9 @@
 //! server (`daemon`); the server opens the volume, mounts it, announces the mount, serves requests
 //! until the mount ends, and closes the volume. SIGTERM and SIGINT end the mount, and with it the
 //! server (`mount_end`).
-use crate::create_composed::{self, Wanted};
+use crate::create::NewVolume;
+use crate::create_composed;
 use crate::image::{self, Image};
-use crate::making::Making;
 use crate::mount_end::{self, EndOnSignal};
 use crate::mount_options::{self, MountSettings};
 use crate::{daemon, logging, memory, mount_error};
@@ -126,16 +126,7 @@ fn create_if_missing(image: &Image, size: Size) -> anyhow::Result<()> {
         return Ok(());
     }
     let size = image.paths().iter().all(|path| !is_block_device(path)).then_some(size);
-    let making = &Making::start()?;
-    create_composed::create(&Wanted {
-        image,
-        size,
-        force: false,
-        preallocate: false,
-        label: "",
-        log_size: None,
-        making,
-    })?;
+    create_composed::create(image, &NewVolume { size, ..NewVolume::default() })?;
     Ok(())
 }
 
