@@ -13,7 +13,7 @@ use cairn_engine::STORAGE_ROOM_BYTES;
 use cairn_environment::clock;
 use cairn_fuse::ShownSource;
 use cairn_harness::console;
-use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::builder::{OsStringValueParser, TypedValueParser, ValueParser, ValueParserFactory};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
@@ -41,9 +41,12 @@ pub enum Image {
     Composed(ComposedKind, Vec<PathBuf>),
 }
 
-/// For `clap`.
-pub fn parser() -> impl TypedValueParser<Value = Image> {
-    OsStringValueParser::new().try_map(Image::parse)
+impl ValueParserFactory for Image {
+    type Parser = ValueParser;
+
+    fn value_parser() -> ValueParser {
+        ValueParser::new(OsStringValueParser::new().try_map(Image::parse))
+    }
 }
 
 impl fmt::Display for Image {
@@ -190,20 +193,6 @@ impl Image {
     }
 }
 
-/// Words for kinds that go by other names.
-const OTHER_NAMES: &[(&str, ComposedKind)] = &[
-    ("raid", ComposedKind::Mirror),
-    ("raid1", ComposedKind::Mirror),
-    ("mirrored", ComposedKind::Mirror),
-    ("raid0", ComposedKind::Concat),
-    ("jbod", ComposedKind::Concat),
-    ("linear", ComposedKind::Concat),
-    ("span", ComposedKind::Concat),
-    ("stripe", ComposedKind::Concat),
-    ("concatenate", ComposedKind::Concat),
-    ("concatenation", ComposedKind::Concat),
-];
-
 /// A kind with more wrong letters than this was not meant.
 const WRONG_LETTERS_MAX: usize = 2;
 
@@ -216,11 +205,16 @@ fn refuse_misspelt(text: &[u8]) -> Result<(), String> {
         return Ok(());
     };
     let word = kind.to_lowercase();
-    let named = OTHER_NAMES.iter().find(|(name, _)| *name == word).map(|&(_, kind)| kind);
-    let near = [ComposedKind::Mirror, ComposedKind::Concat]
-        .into_iter()
-        .find(|kind| wrong_letters(&word, &kind.to_string()) <= WRONG_LETTERS_MAX);
-    let meant = match named.or(near) {
+    let near =
+        |kind: &ComposedKind| strsim::levenshtein(&word, &kind.to_string()) <= WRONG_LETTERS_MAX;
+    let kind_meant = match word.as_str() {
+        "raid" | "raid1" | "mirrored" => Some(ComposedKind::Mirror),
+        "raid0" | "jbod" | "linear" | "span" | "stripe" | "concatenate" | "concatenation" => {
+            Some(ComposedKind::Concat)
+        }
+        _ => [ComposedKind::Mirror, ComposedKind::Concat].into_iter().find(near),
+    };
+    let meant = match kind_meant {
         Some(ComposedKind::Mirror) => format!("write mirror:{list} to keep all data on each"),
         Some(ComposedKind::Concat) => format!("write concat:{list} to put one behind the other"),
         None if list.contains(',') => format!(
@@ -231,22 +225,6 @@ fn refuse_misspelt(text: &[u8]) -> Result<(), String> {
     Err(format!(
         "\"{kind}\" is not a kind of composed device; {meant}, or write ./{text} for a file of that name"
     ))
-}
-
-/// How many letters must be added, left out or exchanged to make `left` of `right` (Levenshtein's
-/// distance).
-fn wrong_letters(left: &str, right: &str) -> usize {
-    let right: Vec<char> = right.chars().collect();
-    let mut row: Vec<usize> = (0..=right.len()).collect();
-    for (at, letter) in left.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
-        for (column, other) in right.iter().enumerate() {
-            let exchanged = diagonal + usize::from(letter != *other);
-            diagonal = row[column + 1];
-            row[column + 1] = exchanged.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[right.len()]
 }
 
 /// What is known to be something else is not taken for a damaged volume.
@@ -429,14 +407,6 @@ mod tests {
         {
             assert_eq!(parse(text), Ok(Image::Single(text.into())));
         }
-        assert_eq!(
-            [
-                wrong_letters("", "abc"),
-                wrong_letters("kitten", "sitting"),
-                wrong_letters("abc", "abc")
-            ],
-            [3, 3, 0]
-        );
     }
 
     #[test]

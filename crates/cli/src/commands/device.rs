@@ -1,5 +1,6 @@
 //! `cairn device`: how the members of a mirror or concatenation are, and a new member in place of
 //! another.
+use super::fsck::show_on;
 use crate::create::{self, Content};
 use crate::image::{self, Image};
 use crate::{EXIT_UNSOUND, signature};
@@ -9,7 +10,7 @@ use cairn_blockdev::composed::{
     Candidate, ComposedKind, Label, MemberState, MemberStatus, Rebuild, status,
 };
 use cairn_blockdev::{FileDevice, OpenMode};
-use cairn_fsck::{CheckOptions, FsckError, Progress};
+use cairn_fsck::{CheckOptions, FsckError};
 use cairn_harness::console;
 use cairn_harness::progress::ProgressBar;
 use serde::Serialize;
@@ -31,7 +32,6 @@ enum Command {
     /// Show the members, and whether each can be used. Exit code: 0 all can, 4 at least one cannot.
     Status {
         /// mirror:A,B or concat:A,B; not mounted (then `cairn stats DIR` shows the same).
-        #[arg(value_parser = image::parser())]
         image: Image,
         /// Print JSON.
         #[arg(long)]
@@ -41,7 +41,6 @@ enum Command {
     /// OLD. Can be interrupted at any time; the same command continues.
     Replace {
         /// mirror:A,B, with OLD among its members.
-        #[arg(value_parser = image::parser())]
         image: Image,
         /// The member to replace, as it is written in IMAGE.
         old: PathBuf,
@@ -201,37 +200,27 @@ fn replace(image: &Image, old: &Path, new: &Path, force: bool) -> anyhow::Result
     }
     verify(&rebuild)?;
     rebuild.finish()?;
-    let (old, new) = (old.display(), new.display());
+    let shown = new.display();
     if in_place {
-        return console::print_text(&format_args!("{new} is in sync again"));
+        return console::print_text(&format_args!("{shown} is in sync again"));
     }
+    let mut members = paths.to_vec();
+    members[position] = new.to_owned();
     console::print_text(&format_args!(
-        "{new} has replaced {old}; from now on write: {}",
-        renamed(image, position, &new)
+        "{shown} has replaced {}; from now on write: {}",
+        old.display(),
+        Image::Composed(kind, members)
     ))
-}
-
-fn renamed(image: &Image, position: usize, new: &dyn fmt::Display) -> String {
-    let names: Vec<_> = image.paths().iter().map(|path| path.display().to_string()).collect();
-    let names: Vec<_> = (0..)
-        .zip(names)
-        .map(|(at, name)| if at == position { new.to_string() } else { name })
-        .collect();
-    format!("mirror:{}", names.join(","))
 }
 
 /// Verifies what was copied, as far as there is a volume that says what is right.
 fn verify(rebuild: &Rebuild) -> anyhow::Result<()> {
     let bar = ProgressBar::items("verifying", 0);
-    let mut pass = None;
-    let mut show = |progress: Progress| {
-        if pass.replace(progress.pass) != Some(progress.pass) {
-            bar.restart(&progress.pass.to_string(), progress.total);
-        }
-        bar.set(progress.done);
-    };
-    let checked =
-        cairn_fsck::check(&rebuild.view(), &CheckOptions { data: true, repair: false }, &mut show);
+    let checked = cairn_fsck::check(
+        &rebuild.view(),
+        &CheckOptions { data: true, repair: false },
+        &mut show_on(&bar),
+    );
     drop(bar);
     match checked {
         Ok(report) if report.errors > 0 => {

@@ -11,7 +11,6 @@ use std::ops::RangeInclusive;
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Image file or block device; or several: mirror:A,B, concat:A,B.
-    #[arg(value_parser = image::parser())]
     image: Image,
     /// What to show.
     #[arg(value_enum)]

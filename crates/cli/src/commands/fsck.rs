@@ -5,7 +5,7 @@ use crate::repair_backup::{self, BackingUp};
 use anyhow::Context;
 use cairn_blockdev::composed::CopyFirst;
 use cairn_blockdev::{BlockDevice, OpenMode};
-use cairn_fsck::{CheckOptions, Finding, FsckError, PassId, Progress, Report, Structure};
+use cairn_fsck::{CheckOptions, Finding, FsckError, Progress, Report, Structure};
 use cairn_harness::console;
 use cairn_harness::progress::ProgressBar;
 use std::path::PathBuf;
@@ -24,7 +24,6 @@ const ADVISED_MAX: usize = 20;
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Image file or block device; or several: mirror:A,B, concat:A,B.
-    #[arg(value_parser = image::parser())]
     image: Image,
     /// Read all file data too, and compare it with its checksums; of a mirror, every copy.
     #[arg(long)]
@@ -83,13 +82,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let data = arguments.data || !arguments.accept_loss.is_empty();
     let options = CheckOptions { data, repair: arguments.repair };
     let bar = ProgressBar::items("superblocks", 0);
-    let mut pass: Option<PassId> = None;
-    let mut show = |progress: Progress| {
-        if pass.replace(progress.pass) != Some(progress.pass) {
-            bar.restart(&progress.pass.to_string(), progress.total);
-        }
-        bar.set(progress.done);
-    };
+    let mut show = show_on(&bar);
     let result = cairn_fsck::check_accepting(checked, &options, &arguments.accept_loss, &mut show);
     // What the first copy has is good by now, or known to be bad; the others are read for their own
     // sake.
@@ -99,6 +92,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let _same_report =
             cairn_fsck::check(&CopyFirst { device: &*device, copy }, &options, &mut show);
     }
+    drop(show);
     drop(bar);
     if let Some(file) = backup.file() {
         console::tell(&format_args!(
@@ -117,6 +111,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let degraded = device.health().is_some_and(|health| health.degraded) && !arguments.degraded;
     let members = if degraded { EXIT_UNSOUND } else { tell_bad_copies(&*device, arguments.repair) };
     Ok(ExitCode::from(report.exit_code().max(members)))
+}
+
+/// Shows on `bar` how far a check is.
+pub fn show_on(bar: &ProgressBar) -> impl FnMut(Progress) {
+    let mut pass = None;
+    move |progress| {
+        if pass.replace(progress.pass) != Some(progress.pass) {
+            bar.restart(&progress.pass.to_string(), progress.total);
+        }
+        bar.set(progress.done);
+    }
 }
 
 /// Prints what the user can do about the errors that are left.

@@ -3,7 +3,7 @@
 //! It takes no lock and asks no server, so it answers for a mounted volume too. Three superblocks
 //! are read and the newest counts; one that is being written meanwhile fails its checksum, and the
 //! one before it counts.
-use crate::image::{self, Image};
+use crate::image::Image;
 use crate::{create, signature};
 use anyhow::{Context, bail};
 use cairn_blockdev::OpenMode;
@@ -20,7 +20,6 @@ use std::path::Path;
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Image file or block device; or several: mirror:A,B, concat:A,B.
-    #[arg(value_parser = image::parser())]
     image: Image,
     /// Print JSON.
     #[arg(long)]

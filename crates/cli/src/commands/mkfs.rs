@@ -1,7 +1,7 @@
 //! `cairn mkfs`: makes an empty volume in an image file or on a block device.
 use crate::create::NewVolume;
 use crate::create_composed;
-use crate::image::{self, Image};
+use crate::image::Image;
 use cairn_harness::{Size, console};
 
 /// Make an empty volume.
@@ -9,7 +9,6 @@ use cairn_harness::{Size, console};
 pub struct Arguments {
     /// Image file, which is created if it doesn't exist, or block device; or several: mirror:A,B,
     /// concat:A,B.
-    #[arg(value_parser = image::parser())]
     image: Image,
     /// Size of the volume in an image file, or in several: 512M, 4G, 1T, or plain bytes.
     #[arg(long)]

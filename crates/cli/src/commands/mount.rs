@@ -35,7 +35,6 @@ const RECOVERY_MESSAGE_INTERVAL: Duration = Duration::from_secs(1);
 #[command(after_help = format!("Mount options:\n{}\n{}", MountSettings::help(), signals_help()))]
 pub struct Arguments {
     /// Image file or block device; or several: mirror:A,B, concat:A,B.
-    #[arg(value_parser = image::parser())]
     image: Image,
     /// Directory that will show the volume.
     dir: PathBuf,

@@ -20,7 +20,6 @@ const SHOWN_APART: [&str; 4] = ["failures", "failure", "fsync_stages", "recovery
 pub struct Arguments {
     /// Directory that shows the volume, or image file, or block device, or several: mirror:A,B,
     /// concat:A,B.
-    #[arg(value_parser = image::parser())]
     target: Image,
     /// Print JSON.
     #[arg(long)]
