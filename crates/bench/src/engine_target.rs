@@ -13,13 +13,12 @@ use std::io::{self, ErrorKind};
 /// An open volume.
 pub struct EngineTarget {
     volume: Volume,
-    name: String,
 }
 
 impl EngineTarget {
-    /// The volume, called `name` in reports.
-    pub fn new(volume: Volume, name: String) -> Self {
-        Self { volume, name }
+    /// The volume.
+    pub fn new(volume: Volume) -> Self {
+        Self { volume }
     }
 
     fn root(&self) -> Reference {
@@ -115,10 +114,6 @@ fn status_of(attributes: &Attributes) -> Status {
 }
 
 impl Target for EngineTarget {
-    fn name(&self) -> String {
-        self.name.clone()
-    }
-
     fn make_directory(&self, path: &str) -> io::Result<()> {
         self.create(path, FileType::Directory, 0o700).map(drop)
     }

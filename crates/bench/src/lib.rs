@@ -10,7 +10,7 @@
 //! ends, also after an interruption ([`cairn_harness::Interrupt`]) or an error.
 #![forbid(unsafe_code)]
 
-pub mod ab;
+mod ab;
 mod client;
 pub mod command;
 mod disturbance;
@@ -20,12 +20,12 @@ mod engine_target;
 mod intervals;
 mod machine;
 mod memory_file_system;
-pub mod peers;
+mod peers;
 mod posix_target;
 mod progress;
 mod recorder;
 mod report;
-pub mod report_page;
+mod report_page;
 mod resources;
 mod run_queue;
 mod scratch_image;
@@ -33,16 +33,5 @@ mod simulated_disk;
 mod spec;
 mod table;
 mod target;
-pub mod transport;
+mod transport;
 mod workloads;
-
-pub use disturbance::{Disturbance, Observation};
-pub use engine_settings::EngineSettings;
-pub use engine_target::EngineTarget;
-pub use machine::{Machine, utc_now};
-pub use memory_file_system::{MemoryFileSystem, serve_memory};
-pub use posix_target::PosixTarget;
-pub use report::{Figure, OperationSummary, Origin, Report};
-pub use spec::{DeviceSpec, FlushMode, TargetSpec};
-pub use target::{Entry, Open, Status, Target, TargetFile};
-pub use workloads::{Settings, SyncMethod, Workload};

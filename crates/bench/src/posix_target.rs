@@ -43,10 +43,6 @@ fn status_of(metadata: &fs::Metadata) -> Status {
 }
 
 impl Target for PosixTarget {
-    fn name(&self) -> String {
-        self.root.display().to_string()
-    }
-
     fn make_directory(&self, path: &str) -> io::Result<()> {
         Ok(rustix::fs::mkdir(self.at(path), Mode::from_raw_mode(0o700))?)
     }

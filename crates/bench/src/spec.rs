@@ -197,15 +197,7 @@ impl TargetSpec {
     ///
     /// # Errors
     /// When it is no directory or no volume, or can't be made.
-    pub fn open(&self, policy: FlushPolicy, flushes: FlushMode) -> anyhow::Result<Arc<dyn Target>> {
-        self.open_with(policy, flushes, &EngineSettings::default())
-    }
-
-    /// The same, with an engine that isn't as usual.
-    ///
-    /// # Errors
-    /// Those of [`open`](Self::open).
-    pub fn open_with(
+    pub fn open(
         &self,
         policy: FlushPolicy,
         flushes: FlushMode,
@@ -235,7 +227,7 @@ impl TargetSpec {
     ) -> anyhow::Result<Arc<dyn Target>> {
         let (device, is_new) = spec.open()?;
         let volume = self.open_volume(device, is_new, policy, flushes, engine)?;
-        Ok(Arc::new(EngineTarget::new(volume, self.name())))
+        Ok(Arc::new(EngineTarget::new(volume)))
     }
 
     fn open_volume(
@@ -357,7 +349,8 @@ mod tests {
         let path = folder.path().join("image");
         let target =
             TargetSpec::Engine(DeviceSpec::Image { path: path.clone(), size_bytes: 64 << 20 });
-        let open = || target.open(FlushPolicy::Auto, FlushMode::Real).unwrap();
+        let open =
+            || target.open(FlushPolicy::Auto, FlushMode::Real, &EngineSettings::default()).unwrap();
         let made = open();
         // However the process ends from here on.
         assert!(!path.exists());

@@ -38,8 +38,6 @@ pub struct Entry<'a> {
 
 /// A file system.
 pub trait Target: Send + Sync {
-    /// What the report calls it.
-    fn name(&self) -> String;
     /// Makes a directory.
     ///
     /// # Errors

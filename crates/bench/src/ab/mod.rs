@@ -24,6 +24,7 @@ use crate::disturbance::Observation;
 use crate::report::{Origin, Report};
 use crate::scratch_image::ScratchImage;
 use crate::spec::{DeviceSpec, TargetSpec};
+use crate::workloads::Settings;
 use anyhow::{Context, ensure};
 use cairn_harness::Interrupt;
 use measurements::Measurement;
@@ -133,7 +134,7 @@ fn measure(
     })
 }
 
-fn run_once(measurement: &Measurement, settings: &crate::Settings) -> anyhow::Result<Report> {
+fn run_once(measurement: &Measurement, settings: &Settings) -> anyhow::Result<Report> {
     let _scratch = match &measurement.device {
         DeviceSpec::Image { path, .. } => Some(ScratchImage::new(path.clone())?),
         _ => None,

@@ -1,7 +1,7 @@
 //! `cairn bench ab`: a mechanism off and on.
 use super::{positive, recorded_command};
 use crate::ab::{self, AbSettings, Mechanism};
-use crate::{DeviceSpec, TargetSpec};
+use crate::spec::{DeviceSpec, TargetSpec};
 use anyhow::bail;
 use cairn_harness::{Interrupt, console, duration};
 use clap::Parser;

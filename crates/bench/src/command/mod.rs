@@ -8,7 +8,8 @@ mod report;
 mod transport;
 
 use crate::peers::{self, DirectIo, NamedWorkloads, PeerWorkload, PeersSettings, System};
-use crate::{Settings, SyncMethod, TargetSpec, Workload};
+use crate::spec::TargetSpec;
+use crate::workloads::{Settings, SyncMethod, Workload};
 use anyhow::{Context, bail, ensure};
 use cairn_fuse::MountOptions;
 use cairn_harness::{Interrupt, SecondSignal, Size, console, duration};

@@ -1,8 +1,9 @@
 //! `cairn bench transport`: what the FUSE transport alone can do, and how much of it a volume
 //! reaches; and the server of the file system in memory that this is measured with.
 use super::{positive, recorded_command};
+use crate::memory_file_system::serve_memory;
 use crate::peers::{DirectIo, NamedWorkloads, PeersSettings, Transport};
-use crate::{serve_memory, transport};
+use crate::transport;
 use anyhow::Context;
 use cairn_fuse::MountOptions;
 use cairn_harness::{Interrupt, Size, console, duration};

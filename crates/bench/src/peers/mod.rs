@@ -15,7 +15,9 @@ mod versions;
 mod workload;
 
 pub use everyday::Everyday;
-pub use summary::{LoadSeconds, Summary, SummaryRow, THROUGHPUT, ToolVersion};
+#[cfg(test)]
+pub use summary::ToolVersion;
+pub use summary::{LoadSeconds, Summary, SummaryRow, THROUGHPUT};
 pub use system::{Candidate, DirectIo, Mounting, System, Transport, ring_is_switched_on};
 pub use workload::{Generator, NamedWorkloads, PeerWorkload, Tool};
 
@@ -109,7 +111,7 @@ pub struct Sample {
     #[serde(default)]
     pub kernel_cpu_seconds: f64,
     /// The load's own report; `None` for a tool.
-    pub report: Option<crate::Report>,
+    pub report: Option<crate::report::Report>,
     /// Cairn's counters before the load; `None` for the others.
     #[serde(default)]
     pub statistics_before: Option<serde_json::Value>,

@@ -6,7 +6,7 @@ use crate::report::{OperationSummary, Report};
 use crate::table::{markdown_table, number};
 
 /// The figures of a mechanism off and on, one table for all loads.
-pub fn comparison_table(comparison: &Comparison) -> String {
+fn comparison_table(comparison: &Comparison) -> String {
     let headings =
         [comparison.mechanism.as_str(), "off", "on", "change", "published"].map(str::to_owned);
     let rows = comparison.measurements.iter().flat_map(|measured| {

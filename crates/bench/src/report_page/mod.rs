@@ -25,7 +25,7 @@ mod stage_chart;
 mod standing;
 mod verdict;
 
-pub use markdown::{comparison_table, markdown};
+pub use markdown::markdown;
 pub use results::{Content, Results};
 
 use crate::machine::utc_now;

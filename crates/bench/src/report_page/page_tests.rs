@@ -329,8 +329,11 @@ fn a_win_and_a_loss_differ_in_sign_colour_and_word() {
 fn a_busy_machine_is_told_before_everything_else() {
     let mut results = results();
     let Content::Peers(summary) = &mut results[0].content else { panic!("not the comparison") };
-    summary.disturbance =
-        Some(crate::Disturbance { load_average: 15.0, cpu_share: 0.4, stolen_share: 0.0 });
+    summary.disturbance = Some(crate::disturbance::Disturbance {
+        load_average: 15.0,
+        cpu_share: 0.4,
+        stolen_share: 0.0,
+    });
     let page = page(&results);
     elements(&page).unwrap();
     let warning = page.find("These figures are doubtful").unwrap();

@@ -326,7 +326,7 @@ fn run_in_folder(
     flushes: FlushMode,
     load: impl FnOnce(&Place) -> anyhow::Result<Findings>,
 ) -> anyhow::Result<Report> {
-    let target = spec.open_with(settings.policy, flushes, &settings.engine)?;
+    let target = spec.open(settings.policy, flushes, &settings.engine)?;
     let place =
         Place { target: target.clone(), folder: format!("cairn-bench-{:016x}", random::u64()) };
     let ran = run_and_clean_up(&place, spec, load);

@@ -91,7 +91,9 @@ fn every_load_runs_on_every_target_and_cleans_up() {
         }
         if let TargetSpec::Directory(directory) = &spec {
             assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
-        } else if let Ok(target) = spec.open(FlushPolicy::Auto, FlushMode::Real) {
+        } else if let Ok(target) =
+            spec.open(FlushPolicy::Auto, FlushMode::Real, &EngineSettings::default())
+        {
             let mut left = 0;
             target
                 .list("", &mut |_| {

@@ -106,6 +106,7 @@ impl Tree {
     }
 
     /// All files together.
+    #[cfg(test)]
     pub fn bytes(&self) -> u64 {
         (0..self.files).map(|rank| self.size_bytes(rank)).sum()
     }

@@ -32,9 +32,6 @@ impl Witness {
 }
 
 impl Target for Witness {
-    fn name(&self) -> String {
-        self.directory.name()
-    }
     fn make_directory(&self, path: &str) -> io::Result<()> {
         self.heard("mkdir").make_directory(path)
     }
