@@ -1,8 +1,8 @@
 //! A volume in the making, which Ctrl-C or SIGTERM may interrupt.
 //!
-//! States: *making* until [`Making::finish`], then *finished*. Whatever ends it while making removes
-//! the files that were made for the volume; a signal also says which others hold none now, and ends
-//! the process. Once finished, a signal changes nothing.
+//! States: *making* until [`Making::finish`], then *finished*. Whatever ends it while making
+//! removes the files that were made for the volume; a signal also says which others hold none now,
+//! and ends the process. Once finished, a signal changes nothing.
 //!
 //! Lock discipline: the state's lock (rank LEAF) is held while a file is made, and while a signal
 //! takes everything back, so a file is either not there yet or known.
