@@ -1,4 +1,5 @@
-//! Stops the volume while it is mounted: by an [ioctl](super::ioctl), or because the server must end.
+//! Stops the volume while it is mounted: by an [ioctl](super::ioctl), or because the server must
+//! end.
 //!
 //! States: *running* → *begun*. After a shutdown has begun, every request fails with EIO except
 //! those that end the mount. One atomic number holds the state and counts the changing requests in
