@@ -202,6 +202,31 @@ fn equal_states_have_equal_fingerprints() {
     assert!(!all.contains(&explorer.fingerprint(&torn)));
 }
 
+#[test]
+fn equal_sets_of_survivors_have_equal_digests() {
+    let device = SimulatedDevice::new(MIB);
+    device.start_recording();
+    for block in 0..3 {
+        device.write(block * 4096, &[&[1; 4096]]).unwrap();
+    }
+    device.flush().unwrap();
+    let mut explorer = device.explorer();
+    explorer.advance_to(2);
+    let torn = |sectors: std::ops::Range<u64>| Fate::Torn(sectors.collect());
+    let two = explorer.survivors_digest(&[Fate::Written, Fate::Written]);
+    assert_eq!(explorer.survivors_digest(&[Fate::Written, torn(0..8)]), two);
+    let one = explorer.survivors_digest(&[Fate::Written, Fate::Lost]);
+    let half = explorer.survivors_digest(&[Fate::Written, torn(0..4)]);
+    let other = explorer.survivors_digest(&[Fate::Written, torn(4..8)]);
+    let none = explorer.survivors_digest(&[torn(0..0), Fate::Lost]);
+    explorer.advance();
+    assert_eq!(explorer.survivors_digest(&[Fate::Written, Fate::Lost, Fate::Lost]), one);
+    let three = explorer.survivors_digest(&[Fate::Written, Fate::Written, Fate::Written]);
+    explorer.advance();
+    assert_eq!(explorer.survivors_digest(&[]), three);
+    assert_eq!(HashSet::from([none, one, two, half, other, three]).len(), 6);
+}
+
 /// Faults are part of the recording: the replay has the same state as the live device.
 #[test]
 fn the_replay_agrees_with_the_live_device() {
