@@ -1,5 +1,7 @@
 //! Many recorded runs, searched by several threads.
 use crate::ace::{self, AceFile};
+use crate::floors::Floors;
+use crate::sabotage::Sabotage;
 use crate::search::{SearchOptions, SearchReport, search};
 use crate::sequence::Start;
 use crate::systematic;
@@ -40,6 +42,9 @@ pub struct CampaignOptions {
     pub duration: Option<Duration>,
     /// How each run is searched.
     pub search: SearchOptions,
+    /// What is wrong on purpose.
+    #[doc(hidden)]
+    pub sabotage: Sabotage,
 }
 
 impl CampaignOptions {
@@ -55,6 +60,7 @@ impl CampaignOptions {
             findings_max: FINDINGS_MAX,
             duration: None,
             search,
+            sabotage: Sabotage::None,
         }
     }
 }
@@ -81,6 +87,9 @@ pub struct CampaignReport {
     pub workloads: u64,
     /// The numbers.
     pub search: SearchReport,
+    /// What is below the floors of such a campaign; nothing, if it was for one workload, or ended
+    /// early.
+    pub too_little: Vec<String>,
     /// What was wrong.
     pub findings: Vec<CampaignFinding>,
     /// Time that it took, in seconds.
@@ -104,10 +113,11 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(source: Source) -> Result<Self, String> {
+    fn new(source: Source, sabotage: Sabotage) -> Result<Self, String> {
         let setup =
             if matches!(source, Source::Systematic(_)) { systematic::setup() } else { Vec::new() };
-        Ok(Self { start: Start::new(&setup)?, setup_operations: setup.len(), source })
+        let start = Start::new(&setup)?.sabotaged(sabotage);
+        Ok(Self { start, setup_operations: setup.len(), source })
     }
 
     fn len(&self) -> u64 {
@@ -224,7 +234,7 @@ pub fn run(
 ) -> Result<CampaignReport, String> {
     keep_freed_memory();
     let begin = clock::now_monotonic();
-    let prepared = Prepared::new(source)?;
+    let prepared = Prepared::new(source, options.sabotage)?;
     let all = prepared.len();
     let missing =
         |index| Err(format!("there is no workload {index}; there are {all}, counted from 0"));
@@ -276,6 +286,16 @@ pub fn run(
     let mut report = shared.report.lock().clone();
     report.seconds = begin.elapsed().as_secs_f64();
     report.findings.sort_by_key(|finding| finding.workload);
+    let is_complete = options.only.is_none() && !stop.load(Ordering::Relaxed);
+    if is_complete && report.findings.is_empty() {
+        let floors = match shared.prepared.source {
+            Source::Systematic(_) => Floors::SEARCH,
+            Source::Ace(_) => Floors::FILE,
+        };
+        let SearchReport { runs, states, during_recovery, ref checked, .. } = report.search;
+        let floors = floors.with(&options.search);
+        report.too_little = floors.too_little((runs, states), during_recovery, checked);
+    }
     Ok(report)
 }
 

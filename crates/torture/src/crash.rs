@@ -4,14 +4,16 @@
 //!
 //! One run is one small volume. States of a run are taken where most is at stake: around every
 //! flush, and in between.
-use crate::generator::Profile;
-use crate::history::ClientHistory;
-use crate::runner::make_bases;
-use crate::verdict::judge;
-use crate::workload::{Client, session};
-use cairn_blockdev::{BlockDevice, FileDevice, Operation, SimulatedDevice};
-use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{FileType, FlushPolicy, FsyncKind, FsyncWait, NewInode, Volume, VolumeOptions};
+use crate::floors::Floors;
+use crate::found::Found;
+use crate::oracle::{Checked, Oracle};
+use crate::sabotage::Sabotage;
+use crate::shape::{Shape, record};
+use crate::snapshot::hash;
+use crate::survivors::{State, Survived};
+use cairn_blockdev::simulated::Fate;
+use cairn_blockdev::{BlockDevice, FileDevice, SimulatedDevice};
+use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -64,6 +66,9 @@ pub struct CrashReport {
     /// Times that the ring, or what fits into one checkpoint of it, was full and a commit took
     /// over.
     pub fallbacks: u64,
+    /// What that could have noticed. Images are told apart by the set of writes that survived.
+    #[serde(flatten)]
+    pub checked: Checked,
 }
 
 /// What was found, and what it takes to find it again.
@@ -84,6 +89,13 @@ impl fmt::Display for CrashFinding {
 }
 
 impl CrashReport {
+    /// What is below the floors of random runs, in words; nothing, if enough was checked.
+    #[must_use]
+    pub fn too_little(&self) -> Vec<String> {
+        let size = (self.runs, self.states);
+        Floors::RANDOM.too_little(size, self.during_recovery, &self.checked)
+    }
+
     fn add(&mut self, other: &CrashReport) {
         self.runs += other.runs;
         self.operations += other.operations;
@@ -94,93 +106,9 @@ impl CrashReport {
         self.replayed += other.replayed;
         self.wrapped += other.wrapped;
         self.fallbacks += other.fallbacks;
+        self.checked.add(&other.checked);
     }
 }
-
-const MIB: u64 = 1 << 20;
-
-/// The shape of one run.
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    volume_bytes: u64,
-    log_bytes: u64,
-    clients: u8,
-    operations_each: usize,
-    sessions: usize,
-    background: bool,
-    commit_interval_ms: u64,
-    discard: bool,
-    fsync_wait: FsyncWait,
-    flush: FlushPolicy,
-    /// How long a flush takes, so that clients work while commits and groups are under way.
-    flush_time_us: u64,
-    /// Much is logged: the ring wraps around and is full now and then.
-    full_log: bool,
-}
-
-impl Shape {
-    fn random(random: &mut Seeded) -> Self {
-        let clients = [1, 3, 3, 4][random.below(4) as usize];
-        // One client and no background work: such a run can be repeated exactly.
-        let background = clients > 1 && random.chance(3, 4);
-        let full_log = random.chance(1, 3);
-        let volume_mib = if full_log { 96 } else { [24, 32, 48, 80][random.below(4) as usize] };
-        Self {
-            volume_bytes: volume_mib * MIB,
-            log_bytes: if full_log { MIB } else { MIB << random.below(3) },
-            clients,
-            operations_each: 60 + random.below(240) as usize,
-            sessions: 1 + random.below(2) as usize,
-            background,
-            commit_interval_ms: if full_log {
-                60_000
-            } else {
-                [5, 20, 100, 1000][random.below(4) as usize]
-            },
-            discard: random.chance(1, 2),
-            fsync_wait: if random.chance(1, 4) { FsyncWait::Complete } else { FsyncWait::Super },
-            full_log,
-            flush_time_us: match (background, full_log) {
-                (false, _) => 0,
-                // A slow commit lets the clients fill the other half of the ring.
-                (true, true) => [400, 10_000][random.below(2) as usize],
-                (true, false) => [0, 100, 400, 2500][random.below(4) as usize],
-            },
-            flush: if random.chance(1, 2) { FlushPolicy::Overlap } else { FlushPolicy::Auto },
-        }
-    }
-
-    /// Whether the seed decides all of the run, also which thread does something first.
-    fn repeats_exactly(&self) -> bool {
-        self.clients == 1 && !self.background
-    }
-
-    fn options(&self) -> VolumeOptions {
-        VolumeOptions {
-            commit_interval: Duration::from_millis(self.commit_interval_ms),
-            background: self.background,
-            discard: self.discard,
-            fsync_wait: self.fsync_wait,
-            flush: self.flush,
-            // A small cache makes commits frequent, which keeps the log short.
-            node_cache_bytes: if self.full_log { 64 << 20 } else { 256 << 10 },
-            // So small that blocks leave it all the time; or none.
-            data_cache_bytes: if self.discard { 0 } else { 32 << 10 },
-            ..VolumeOptions::default()
-        }
-    }
-}
-
-impl Shape {
-    /// Whether free blocks are discarded all the time: where nothing else discards, and commits are
-    /// quick.
-    fn trims(&self) -> bool {
-        self.background && !self.discard && !self.full_log
-    }
-}
-
-/// How long the discard of a free run takes, so that clients meet it.
-const DISCARD_TIME: Duration = Duration::from_micros(100);
 
 /// Options for opening a state: nothing happens but what is asked for.
 fn recovery_options() -> VolumeOptions {
@@ -190,45 +118,6 @@ fn recovery_options() -> VolumeOptions {
         data_cache_bytes: 0,
         ..VolumeOptions::default()
     }
-}
-
-/// A record of one run, ready to be crashed.
-struct Recorded {
-    device: Arc<SimulatedDevice>,
-    histories: Vec<ClientHistory>,
-    log_blocks_written: u64,
-    fallbacks: u64,
-}
-
-fn record(shape: &Shape, random: &mut Seeded) -> Result<Recorded, String> {
-    let device = Arc::new(SimulatedDevice::new(shape.volume_bytes));
-    let options = MkfsOptions { log_bytes: Some(shape.log_bytes), ..MkfsOptions::default() };
-    mkfs(&*device, &options).map_err(|error| format!("mkfs: {error}"))?;
-    let open = || {
-        Volume::open(device.clone() as Arc<dyn BlockDevice>, shape.options())
-            .map_err(|error| format!("open: {error}"))
-    };
-    let volume = open()?;
-    make_bases(&volume, shape.clients).map_err(|error| format!("making the bases: {error}"))?;
-    volume.close().map_err(|error| format!("closing the empty volume: {error}"))?;
-    device.start_recording();
-    device.set_delay(Operation::Flush, Duration::from_micros(shape.flush_time_us));
-    device.set_delay(Operation::Discard, if shape.trims() { DISCARD_TIME } else { Duration::ZERO });
-    let order = Arc::new(AtomicU64::new(0));
-    let profile = if shape.full_log { Profile::CRASH_FULL_LOG } else { Profile::CRASH };
-    let client = |client| Client::new(client, random.next_u64(), profile, order.clone());
-    let mut clients: Vec<Client> = (0..shape.clients).map(client).collect();
-    let (mut log_blocks_written, mut fallbacks) = (0, 0);
-    for _ in 0..shape.sessions {
-        let volume = open()?;
-        session(&mut clients, volume.clone(), &device, shape.operations_each, shape.trims())?;
-        let statistics = volume.statistics();
-        log_blocks_written += statistics.log.blocks_written;
-        fallbacks +=
-            statistics.log.fallbacks_ring_full + statistics.log.fallbacks_context_too_large;
-    }
-    let histories = clients.into_iter().map(|client| client.history).collect();
-    Ok(Recorded { device, histories, log_blocks_written, fallbacks })
 }
 
 /// Errors that fsck finds, in words.
@@ -254,62 +143,79 @@ pub fn expect_clean(device: &dyn BlockDevice) -> Result<u64, String> {
 
 /// Checks states of one record.
 struct Judge<'a> {
-    recorded: &'a Recorded,
+    oracle: Oracle<'a>,
     keep_in: Option<&'a Path>,
     random: Seeded,
     report: CrashReport,
 }
 
+/// A state, and what tells its image from others.
+struct Image {
+    device: Arc<SimulatedDevice>,
+    key: u64,
+}
+
 impl Judge<'_> {
+    /// Counts a state that a power failure left.
+    fn image(&mut self, key: u64, state: State) -> Image {
+        self.oracle.note(key, state.survived);
+        Image { device: state.device, key }
+    }
+
+    /// Judges what the volume of a state holds.
+    fn judge(&mut self, volume: &Volume, key: u64, position: usize) -> Result<(), String> {
+        self.oracle.judge(key, &Arc::new(Found::read(volume)?), position)
+    }
+
     /// Checks and reads `state` without changing it: the log is replayed in memory.
-    fn read(&mut self, state: &Arc<SimulatedDevice>, position: usize) -> Result<(), String> {
+    fn read(&mut self, state: &Image, position: usize) -> Result<(), String> {
         self.report.states += 1;
         let replayable =
-            expect_clean(&**state).map_err(|error| format!("before recovery: {error}"))?;
+            expect_clean(&*state.device).map_err(|error| format!("before recovery: {error}"))?;
         self.report.replayed += u64::from(replayable > 0);
-        let volume = open_state(state, true)?;
-        judge(&volume, &self.recorded.histories, position)
-            .map_err(|error| format!("read-only: {error}"))
+        let volume = open_state(&state.device, true)?;
+        self.judge(&volume, state.key, position).map_err(|error| format!("read-only: {error}"))
     }
 
     /// Recovers `state`, judges it, and closes it cleanly.
-    fn recover(&mut self, state: &Arc<SimulatedDevice>, position: usize) -> Result<(), String> {
+    fn recover(&mut self, state: &Image, position: usize) -> Result<(), String> {
         self.report.recovered += 1;
-        state.start_recording();
-        let volume = open_state(state, false)?;
-        judge(&volume, &self.recorded.histories, position)?;
+        state.device.start_recording();
+        let volume = open_state(&state.device, false)?;
+        self.judge(&volume, state.key, position)?;
         volume.close().map_err(|error| format!("closing after recovery: {error}"))?;
-        expect_clean(&**state).map_err(|error| format!("after recovery: {error}"))?;
+        expect_clean(&*state.device).map_err(|error| format!("after recovery: {error}"))?;
         Ok(())
     }
 
     /// Judges a state of the record, and now and then what recovery and a second crash make of it.
-    fn state(&mut self, state: &Arc<SimulatedDevice>, position: usize) -> Result<(), String> {
-        let original = state.snapshot();
+    fn state(&mut self, state: State, position: usize) -> Result<(), String> {
+        let state = self.image(state.set, state);
+        let original = state.device.snapshot();
         let keep_in = self.keep_in;
         let kept = |error| keep(keep_in, &original, error);
-        self.read(state, position).map_err(kept)?;
+        self.read(&state, position).map_err(kept)?;
         let next = self.random.below(8);
         if next < 3 {
-            self.recover(state, position).map_err(kept)?;
+            self.recover(&state, position).map_err(kept)?;
         }
         match next {
-            0 | 1 => self.crash_during_recovery(state, position),
-            3 => self.crash_after_use(original, position),
+            0 | 1 => self.crash_during_recovery(&state, position),
+            3 => self.crash_after_use(original, state.key, position),
             _ => Ok(()),
         }
     }
 
-    fn crash_during_recovery(
-        &mut self,
-        recovered: &SimulatedDevice,
-        position: usize,
-    ) -> Result<(), String> {
-        let mut explorer = recovered.explorer();
+    fn crash_during_recovery(&mut self, recovered: &Image, position: usize) -> Result<(), String> {
+        if self.oracle.sabotage() == Sabotage::NoCrashInRecovery {
+            return Ok(());
+        }
+        let mut explorer = recovered.device.explorer();
         let event = self.random.below(explorer.history_len() as u64 + 1) as usize;
         explorer.advance_to(event);
-        let again = Arc::new(explorer.state(&mut self.random));
-        let original = again.snapshot();
+        let again = State::random(&explorer, &mut self.random, self.oracle.sabotage());
+        let again = self.image(hash((recovered.key, again.set)), again);
+        let original = again.device.snapshot();
         self.report.during_recovery += 1;
         let result = self.read(&again, position).and_then(|()| self.recover(&again, position));
         result.map_err(|error| {
@@ -322,13 +228,17 @@ impl Judge<'_> {
     }
 
     /// The process is killed, the machine goes on, and the power fails during the recovery of the
-    /// next mount.
-    fn killed(&mut self, device: SimulatedDevice, position: usize) -> Result<(), String> {
-        let (original, device, keep_in) = (device.snapshot(), Arc::new(device), self.keep_in);
+    /// next mount. `set` is that of all writes so far.
+    fn killed(&mut self, device: SimulatedDevice, set: u64, position: usize) -> Result<(), String> {
+        let (original, keep_in) = (device.snapshot(), self.keep_in);
+        // Equal to the image of a power failure, but recovery finds writes that are not durable.
+        let key = hash(("killed", set));
+        self.oracle.note(key, Survived::default());
+        let state = Image { device: Arc::new(device), key };
         let when = |error| format!("after the process was killed: {error}");
         let kept = |error| keep(keep_in, &original, when(error));
-        self.recover(&device, position).map_err(kept)?;
-        self.crash_during_recovery(&device, position).map_err(when)
+        self.recover(&state, position).map_err(kept)?;
+        self.crash_during_recovery(&state, position).map_err(when)
     }
 
     /// Uses the recovered volume, crashes it again: the old log must not come back, what was new
@@ -336,6 +246,7 @@ impl Judge<'_> {
     fn crash_after_use(
         &mut self,
         original: SimulatedDevice,
+        key: u64,
         position: usize,
     ) -> Result<(), String> {
         let state = Arc::new(original);
@@ -359,14 +270,17 @@ impl Judge<'_> {
             Ok(())
         };
         use_it().map_err(|error| format!("using the recovered volume: {error}"))?;
-        let again = Arc::new(state.crash_state(&mut self.random));
+        let mut explorer = state.explorer();
+        explorer.advance_to(explorer.history_len());
+        let again = State::random(&explorer, &mut self.random, self.oracle.sabotage());
         state.cut_power();
         drop(volume);
-        let original = again.snapshot();
+        let again = self.image(hash(("used", key, data.len(), again.set)), again);
+        let original = again.device.snapshot();
         self.report.after_use += 1;
         self.report.states += 1;
         self.recover(&again, position)
-            .and_then(|()| expect_file(&again, name, &data))
+            .and_then(|()| expect_file(&again.device, name, &data))
             .map_err(|error| keep(self.keep_in, &original, error))
     }
 }
@@ -430,8 +344,10 @@ fn one_run(
     mut random: Seeded,
     states: u64,
     keep_in: Option<&Path>,
+    sabotage: Sabotage,
 ) -> Result<CrashReport, String> {
-    let recorded = record(shape, &mut random).map_err(|error| format!("{shape:?}\n  {error}"))?;
+    let recorded =
+        record(shape, &mut random, sabotage).map_err(|error| format!("{shape:?}\n  {error}"))?;
     let operations = recorded.histories.iter().map(|history| history.operations.len() as u64).sum();
     let wrapped = u64::from(recorded.log_blocks_written * 4096 > shape.log_bytes);
     let report = CrashReport {
@@ -441,26 +357,28 @@ fn one_run(
         fallbacks: recorded.fallbacks,
         ..CrashReport::default()
     };
-    let mut judge = Judge { recorded: &recorded, keep_in, random: random.clone(), report };
+    let oracle = Oracle::new(&recorded.histories);
+    let mut judge = Judge { oracle, keep_in, random: random.clone(), report };
     let mut explorer = recorded.device.explorer();
     for (position, count) in positions(&explorer, &mut random, states) {
         explorer.advance_to(position);
         for _ in 0..count {
             let state_seed = random.next_u64();
-            let state = Arc::new(explorer.state(&mut Seeded::new(state_seed)));
+            let state = State::random(&explorer, &mut Seeded::new(state_seed), sabotage);
             judge.random = Seeded::new(state_seed ^ 1);
-            judge.state(&state, position).map_err(|error| {
+            judge.state(state, position).map_err(|error| {
                 let total = explorer.history_len();
                 format!("{shape:?}\n  crash after {position} of {total} events, state {state_seed:#x}: {error}")
             })?;
         }
         if random.chance(1, 4) {
+            let all = vec![Fate::Written; explorer.unflushed().len()];
             judge
-                .killed(explorer.killed(), position)
+                .killed(explorer.killed(), explorer.survivors_digest(&all), position)
                 .map_err(|error| format!("{shape:?}\n  after {position} events: {error}"))?;
         }
     }
-    Ok(judge.report)
+    Ok(CrashReport { checked: judge.oracle.checked(), ..judge.report })
 }
 
 /// States checked of each run; all of them, when fewer are wanted: then a repetition must want as
@@ -472,6 +390,7 @@ const HANG_TIME: Duration = Duration::from_secs(240);
 /// What the workers of a test share.
 struct Shared {
     options: CrashOptions,
+    sabotage: Sabotage,
     next_run: AtomicU64,
     /// Set by the caller.
     stop: Arc<AtomicBool>,
@@ -488,7 +407,8 @@ impl Shared {
             Seeded::new(Seeded::new(options.seed ^ number.wrapping_mul(0x9e37_79b9)).next_u64());
         let shape = Shape::random(&mut random);
         let states = STATES_PER_RUN.min(options.states);
-        let run = AssertUnwindSafe(|| one_run(&shape, random, states, options.keep_in.as_deref()));
+        let keep_in = options.keep_in.as_deref();
+        let run = AssertUnwindSafe(|| one_run(&shape, random, states, keep_in, self.sabotage));
         let report =
             catch_unwind(run).unwrap_or_else(|_| Err("a panic, whose message is above".into()));
         report.map_err(|error| CrashFinding {
@@ -561,10 +481,22 @@ pub fn run_until(
     stop: &Arc<AtomicBool>,
     progress: &mut dyn FnMut(&CrashReport),
 ) -> (CrashReport, Result<(), CrashFinding>) {
+    run_sabotaged(options, Sabotage::None, stop, progress)
+}
+
+/// As [`run_until`], with something wrong on purpose.
+#[doc(hidden)]
+pub fn run_sabotaged(
+    options: &CrashOptions,
+    sabotage: Sabotage,
+    stop: &Arc<AtomicBool>,
+    progress: &mut dyn FnMut(&CrashReport),
+) -> (CrashReport, Result<(), CrashFinding>) {
     let total = Mutex::new(Rank::LEAF, CrashReport::default());
     let next_run = AtomicU64::new(options.only_run.unwrap_or(0));
     let (stop, over) = (stop.clone(), AtomicBool::new(false));
-    let shared = Arc::new(Shared { options: options.clone(), next_run, stop, over, total });
+    let shared =
+        Arc::new(Shared { options: options.clone(), sabotage, next_run, stop, over, total });
     let threads = if options.only_run.is_some() { 1 } else { options.threads };
     let worker = || {
         let shared = shared.clone();

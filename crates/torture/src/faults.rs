@@ -9,13 +9,15 @@
 //!
 //! Each step of [`crate::systematic`] is such a run, followed by fsync and sync, and all of them
 //! one after the other are another.
+use crate::floors::Floors;
 use crate::found::Found;
 use crate::history::ClientHistory;
 use crate::operation::{Base, Operation, Target};
+use crate::oracle::{Checked, Oracle};
 use crate::search::open;
 use crate::sequence::{Attempt, Performer, Start};
+use crate::survivors::State;
 use crate::systematic::{self, STEPS, Step};
-use crate::verdict::judge_found;
 use cairn_blockdev::simulated::{self, Fate};
 use cairn_blockdev::{BlockDevice, Operation as Request, SimulatedDevice};
 use cairn_environment::Rank;
@@ -147,6 +149,10 @@ pub struct FaultReport {
     pub rows: Vec<FaultRow>,
     /// By operation.
     pub operations: Vec<OperationRow>,
+    /// What the judge of the crash states could have noticed.
+    pub checked: Checked,
+    /// What is below the floors of a complete run.
+    pub too_little: Vec<String>,
     /// What was wrong.
     pub findings: Vec<String>,
 }
@@ -233,6 +239,9 @@ pub fn run(
                     .iter_mut()
                     .find(|row| row.structure == structure)
                     .expect("a row for each structure");
+                if let Ok((_, judged)) = &outcome {
+                    report.checked.add(&judged.checked);
+                }
                 row.outcomes.add(&outcome);
                 of_workload.add(&outcome);
                 if let Err(problem) = outcome {
@@ -247,15 +256,20 @@ pub fn run(
         progress(report.workloads, workloads_total);
     }
     report.rows.retain(|row| row.outcomes.faults > 0);
+    if report.workloads == workloads_total && report.findings.is_empty() {
+        let states = report.rows.iter().map(|row| row.outcomes.states).sum();
+        report.too_little =
+            Floors::FAULTS.too_little((workloads_total, states), 0, &report.checked);
+    }
     Ok(report)
 }
 
 impl Outcomes {
-    fn add(&mut self, outcome: &Result<(Ending, u64), String>) {
+    fn add(&mut self, outcome: &Result<(Ending, Judged), String>) {
         self.faults += 1;
         match outcome {
-            Ok((ending, states)) => {
-                self.states += states;
+            Ok((ending, judged)) => {
+                self.states += judged.states;
                 match ending {
                     Ending::Refused => self.refused += 1,
                     Ending::Reported => self.reported += 1,
@@ -344,11 +358,16 @@ impl Map {
     }
 }
 
-/// A fault that was met, and what came of it: how the run ended, and how many states were judged
-/// afterwards.
+/// A fault that was met, and what came of it: how the run ended, and what was judged afterwards.
 struct Met {
     structure: Structure,
-    outcome: Result<(Ending, u64), String>,
+    outcome: Result<(Ending, Judged), String>,
+}
+
+/// Crash states after a run, and what their judge could have noticed.
+struct Judged {
+    states: u64,
+    checked: Checked,
 }
 
 /// Has the requests of `fault` fail; the first of them is kept.
@@ -417,25 +436,29 @@ fn run_with_fault(
     Ok((history, ending))
 }
 
-/// Judges what power failures at the end leave; returns how many states there were.
+/// Judges what power failures at the end leave.
 fn judge_states(
     device: &SimulatedDevice,
     history: &ClientHistory,
     seed: u64,
-) -> Result<u64, String> {
+) -> Result<Judged, String> {
     let mut explorer = device.explorer();
     explorer.advance_to(explorer.history_len());
     let mut random = Seeded::new(seed);
-    let mut states = vec![Fate::Written, Fate::Lost]
+    let unflushed = explorer.unflushed().len();
+    let mut states = [Fate::Written, Fate::Lost]
+        .map(|fate| State::of(&explorer, vec![fate; unflushed]))
         .into_iter()
-        .map(|fate| explorer.state_with(|all| vec![fate; all.len()]))
         .collect::<Vec<_>>();
-    states.extend((0..3).map(|_| explorer.state(&mut random)));
+    states.extend((0..3).map(|_| State::random(&explorer, &mut random, history.sabotage)));
+    let mut oracle = Oracle::new(std::slice::from_ref(history));
     let count = states.len() as u64;
     for state in states {
-        judge(Arc::new(state), history, explorer.position())?;
+        oracle.note(state.set, state.survived);
+        let found = read(&state.device, history)?;
+        oracle.judge(state.set, &Arc::new(found), explorer.position())?;
     }
-    Ok(count)
+    Ok(Judged { states: count, checked: oracle.checked() })
 }
 
 /// Whether a caller learned of the fault.
@@ -471,14 +494,10 @@ pub(crate) fn perform(
     Ok(told)
 }
 
-/// Judges a state. Data that could not be written may be missing: an error for its reader, and a
-/// finding of fsck.
-fn judge(
-    state: Arc<SimulatedDevice>,
-    history: &ClientHistory,
-    position: usize,
-) -> Result<(), String> {
-    let report = check(&*state, &CheckOptions { data: true, repair: false }, &mut |_| {})
+/// Checks and reads a state. Data that could not be written may be missing: an error for its
+/// reader, and a finding of fsck.
+fn read(state: &Arc<SimulatedDevice>, history: &ClientHistory) -> Result<Found, String> {
+    let report = check(&**state, &CheckOptions { data: true, repair: false }, &mut |_| {})
         .map_err(|error| format!("fsck: {error}"))?;
     let tolerated = |pass: PassId| history.may_be_unreadable && pass == PassId::Data;
     if let Some(finding) = report
@@ -488,19 +507,21 @@ fn judge(
     {
         return Err(format!("fsck finds {finding:?}"));
     }
-    let found = Found::read(&open(&state, true)?)?;
-    judge_found(&found, std::slice::from_ref(history), position)
+    Found::read(&open(state, true)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verdict::judge_found;
 
     #[test]
     fn every_request_of_each_kind_is_met() {
         let report = run(1, &AtomicBool::new(false), &mut |_, _| {})
             .unwrap_or_else(|error| panic!("{error}"));
         assert!(report.findings.is_empty(), "{}", report.findings.join("\n"));
+        eprintln!("{:?}", report.checked);
+        assert!(report.too_little.is_empty(), "it checked too little: {:?}", report.too_little);
         assert_eq!(
             (report.workloads as usize, report.operations.len()),
             (STEPS.len() + 1, STEPS.len() + 1)

@@ -8,6 +8,7 @@ use crate::contents::Block;
 use crate::found::Times;
 use crate::model::{Effects, Layout, Model, NodeId};
 use crate::operation::{Allocate, Operation};
+use crate::sabotage::Sabotage;
 use crate::snapshot::{Snapshot, of_model};
 use cairn_engine::Timestamp;
 use std::collections::BTreeMap;
@@ -113,6 +114,11 @@ pub struct ClientHistory {
     pub times: BTreeMap<NodeId, TimesHistory>,
     /// The device failed writes: data that was never acknowledged may be unreadable.
     pub may_be_unreadable: bool,
+    /// Operations before the device's history: they are durable.
+    pub(crate) recorded_from: usize,
+    /// What is wrong on purpose with whatever uses this history.
+    #[doc(hidden)]
+    pub sabotage: Sabotage,
     promises: BTreeMap<usize, Promise>,
     acknowledged: Vec<(usize, Promise)>,
     previous: BTreeMap<NodeId, crate::contents::Contents>,
@@ -138,6 +144,8 @@ impl ClientHistory {
             files: BTreeMap::new(),
             times: BTreeMap::new(),
             may_be_unreadable: false,
+            recorded_from: 0,
+            sabotage: Sabotage::None,
             promises: BTreeMap::new(),
             acknowledged: Vec::new(),
             previous: BTreeMap::new(),
@@ -248,18 +256,31 @@ impl ClientHistory {
     /// Notes that what operation `operation` (an fsync or sync) promises had been acknowledged when
     /// the device had recorded `at` events.
     pub fn acknowledge(&mut self, acknowledgement: Acknowledgement) {
+        if self.sabotage == Sabotage::AcknowledgesTheEndOnly {
+            return;
+        }
         if let Some(promise) = self.promises.get(&acknowledgement.operation) {
-            self.acknowledged.push((acknowledgement.at, *promise));
+            self.keep(acknowledgement.at, *promise);
         }
     }
 
     /// Notes that everything done so far was durable at `at`, wherever it was promised.
     pub fn acknowledge_all(&mut self, at: usize) {
         let prefix = self.operations.len();
-        self.acknowledged.push((
-            at,
-            Promise { namespace: prefix, contents: prefix, scope: Scope::All, times: true },
-        ));
+        let promise =
+            Promise { namespace: prefix, contents: prefix, scope: Scope::All, times: true };
+        self.keep(at, promise);
+    }
+
+    fn keep(&mut self, at: usize, promise: Promise) {
+        if self.sabotage != Sabotage::NeverAcknowledges {
+            self.acknowledged.push((at, promise));
+        }
+    }
+
+    /// The same, as if nothing had been acknowledged since the device's history began.
+    pub(crate) fn without_acknowledgements(&self) -> Self {
+        self.acknowledged_until(0)
     }
 
     /// The same for a device that broke its promises later than `at`: nothing counts that was
@@ -273,6 +294,7 @@ impl ClientHistory {
     /// Everything so far is durable, and lies before the beginning of the device's history.
     pub(crate) fn forget_positions(&mut self) {
         self.spans.iter_mut().for_each(|span| span.history_begin = 0);
+        self.recorded_from = self.operations.len();
         self.acknowledged.clear();
         self.acknowledge_all(0);
     }
@@ -291,10 +313,13 @@ impl ClientHistory {
 
     /// The same number for positions at which the same may be found.
     pub(crate) fn promises_key(&self, position: usize) -> u64 {
-        let acknowledged =
-            self.acknowledged.iter().filter(|(at, _)| *at <= position).count() as u64;
         let (_, most) = self.prefixes_at(position);
-        acknowledged << 32 | most as u64
+        (self.promised(position).count() as u64) << 32 | most as u64
+    }
+
+    /// How many acknowledgements since the device's history began there had been at `position`.
+    pub(crate) fn acknowledged_at(&self, position: usize) -> usize {
+        self.acknowledged.iter().filter(|(at, _)| *at > 0 && *at <= position).count()
     }
 
     /// The prefix whose contents of `node` are the oldest that may be found after a crash at

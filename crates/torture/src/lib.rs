@@ -4,7 +4,8 @@
 //! Start at [`crash::run`] (power failures at very many points of a recorded run) and
 //! [`plain::run`] (one client, no crash, everything compared). [`model`] says what is right;
 //! [`generator`] makes operations; [`runner`] performs them on a volume; [`history`] and
-//! [`verdict`] decide whether what a crash left is permitted.
+//! [`verdict`] decide whether what a crash left is permitted; [`oracle`] and [`floors`] see
+//! to it that they decide something.
 //!
 //! `command` is `cairn torture`, and `runs` and `mounted` are its parts: the former in memory, the
 //! latter on real mounts. Each returns a `run_report`. A simulation (feature `shuttle`) has none of
@@ -22,6 +23,7 @@ pub mod contents;
 pub mod crash;
 pub mod faults;
 pub mod files;
+pub mod floors;
 pub mod found;
 pub mod generator;
 pub mod history;
@@ -32,15 +34,21 @@ mod model_apply;
 #[cfg(not(feature = "shuttle"))]
 pub mod mounted;
 pub mod operation;
+pub mod oracle;
 pub mod plain;
+mod planted;
+pub mod promises;
 pub mod references;
 #[cfg(not(feature = "shuttle"))]
 pub mod run_report;
 pub mod runner;
 #[cfg(not(feature = "shuttle"))]
 pub mod runs;
+#[doc(hidden)]
+pub mod sabotage;
 pub mod search;
 pub mod sequence;
+mod shape;
 pub mod silent;
 #[cfg(feature = "shuttle")]
 pub mod simulation;

@@ -2,6 +2,8 @@
 //!
 //! What a run found out is a type of its own for each kind of run; the words are an implementation
 //! of `Display` for [`RunReport`] of that type, beside it.
+use crate::oracle::Checked;
+use crate::promises::Kind;
 use cairn_harness::console::grouped;
 use serde::Serialize;
 use std::fmt;
@@ -54,6 +56,39 @@ pub(crate) fn line(
     explanation: &str,
 ) -> fmt::Result {
     writeln!(formatter, "  {name:<22} {:>12}  {explanation}", grouped(value))
+}
+
+/// What the judge could have noticed, in words.
+pub(crate) fn checked(
+    formatter: &mut fmt::Formatter<'_>,
+    checked: &Checked,
+    images: &str,
+) -> fmt::Result {
+    line(formatter, "different images", checked.images, images)?;
+    line(formatter, "judgements", checked.judgements, "each of another image, or promise")?;
+    line(
+        formatter,
+        "acknowledgements",
+        checked.acknowledgements,
+        "in force at one judgement at least",
+    )?;
+    line(formatter, "with torn writes", checked.torn, "of the crash states")?;
+    line(formatter, "with a later write", checked.reordered, "and without an earlier one")?;
+    line(formatter, "planted wrong states", checked.planted, "each refused by the judge")?;
+    writeln!(formatter, "  promises that an older state breaks, added up over the judgements:")?;
+    Kind::ALL.into_iter().try_for_each(|kind| {
+        writeln!(formatter, "    {:<20} {:>12}", kind.name(), grouped(checked.promises.of(kind)))
+    })
+}
+
+/// The last lines of a run that checked too little.
+pub(crate) fn too_little(
+    formatter: &mut fmt::Formatter<'_>,
+    lacking: &[String],
+    seed: u64,
+) -> fmt::Result {
+    writeln!(formatter, "\nThe run checked too little (seed {seed}):")?;
+    lacking.iter().try_for_each(|lacking| writeln!(formatter, "  {lacking}"))
 }
 
 #[cfg(test)]

@@ -8,15 +8,16 @@
 //! closed, checked again; and the power fails once more during that.
 use crate::crash::{expect_clean, keep};
 use crate::found::Found;
-use crate::history::ClientHistory;
+use crate::oracle::{Checked, Oracle};
+use crate::sabotage::Sabotage;
 use crate::sequence::{Recording, quiet_options};
-use crate::survivors::{describe, sets, tears};
-use crate::verdict::judge_found;
-use cairn_blockdev::simulated::{CrashExplorer, EventInfo, Fate};
+use crate::snapshot::hash;
+use crate::survivors::{State, Survived, describe, sets, tears};
+use cairn_blockdev::simulated::{CrashExplorer, EventInfo, Fate, WriteInfo};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -46,14 +47,15 @@ pub struct SearchReport {
     pub points: u64,
     /// Crash states: points, each with the sets of writes that may have survived.
     pub states: u64,
-    /// States whose image had not been seen in this run: read in full.
-    pub images: u64,
     /// Images in whose log there was something to replay.
     pub replayed: u64,
     /// Images that were recovered for writing, too.
     pub recovered: u64,
     /// Images of a second power failure, in the recovery from the first.
     pub during_recovery: u64,
+    /// What that could have noticed. Each image is read in full.
+    #[serde(flatten)]
+    pub checked: Checked,
 }
 
 impl SearchReport {
@@ -62,10 +64,10 @@ impl SearchReport {
         self.runs += other.runs;
         self.points += other.points;
         self.states += other.states;
-        self.images += other.images;
         self.replayed += other.replayed;
         self.recovered += other.recovered;
         self.during_recovery += other.during_recovery;
+        self.checked.add(&other.checked);
     }
 }
 
@@ -78,14 +80,12 @@ pub struct Finding {
 
 /// The search of one run.
 struct Search<'a> {
-    histories: &'a [ClientHistory],
+    oracle: Oracle<'a>,
     options: &'a SearchOptions,
     random: Seeded,
     report: SearchReport,
     /// What images hold, by fingerprint.
     seen: HashMap<u64, Arc<Found>>,
-    /// Images that were judged at points with the same promises.
-    judged: HashSet<(u64, u64)>,
 }
 
 /// Searches a run.
@@ -97,16 +97,15 @@ pub fn search(
     options: &SearchOptions,
     seed: u64,
 ) -> Result<SearchReport, Finding> {
-    let histories = std::slice::from_ref(&recording.history);
+    let oracle = Oracle::new(std::slice::from_ref(&recording.history));
     let report = SearchReport { runs: 1, ..SearchReport::default() };
     let random = Seeded::new(seed);
-    let mut search =
-        Search { histories, options, random, report, seen: HashMap::new(), judged: HashSet::new() };
+    let mut search = Search { oracle, options, random, report, seen: HashMap::new() };
     let mut explorer = recording.device.explorer();
     loop {
         search.point(&explorer)?;
         if !explorer.advance() {
-            return Ok(search.report);
+            return Ok(SearchReport { checked: search.oracle.checked(), ..search.report });
         }
     }
 }
@@ -119,39 +118,46 @@ impl Search<'_> {
         if self.options.boundaries_only {
             let mut ends = vec![Fate::Lost, Fate::Written];
             ends.truncate(unflushed.len() + 1);
-            return ends
-                .into_iter()
-                .try_for_each(|fate| self.state(explorer, &vec![fate; unflushed.len()]));
+            return ends.into_iter().try_for_each(|fate| {
+                self.state(explorer, &unflushed, &vec![fate; unflushed.len()])
+            });
         }
         let mut random = self.random.clone();
-        sets(unflushed.len(), &mut random, &mut |fates| self.state(explorer, fates))?;
+        sets(unflushed.len(), &mut random, &mut |fates| self.state(explorer, &unflushed, fates))?;
         let before_flush = matches!(explorer.event(explorer.position()), Some(EventInfo::Flush));
         // The newest is the one that is being written; of the others each is torn once, when all
         // are there.
         let first = if before_flush { 0 } else { unflushed.len().saturating_sub(1) };
         for torn in first..unflushed.len() {
-            tears(&unflushed, torn, &mut random, &mut |fates| self.state(explorer, fates))?;
+            tears(&unflushed, torn, &mut random, &mut |fates| {
+                self.state(explorer, &unflushed, fates)
+            })?;
         }
         self.random = random;
         Ok(())
     }
 
-    fn state(&mut self, explorer: &CrashExplorer, fates: &[Fate]) -> Result<(), Finding> {
+    fn state(
+        &mut self,
+        explorer: &CrashExplorer,
+        unflushed: &[WriteInfo],
+        fates: &[Fate],
+    ) -> Result<(), Finding> {
         self.report.states += 1;
         let position = explorer.position();
-        let state = Arc::new(explorer.state_with(|_| fates.to_vec()));
+        let fates = self.oracle.sabotage().bend(fates.to_vec());
+        let survived = Survived::of(unflushed, &fates);
+        let state = Arc::new(explorer.state_with(|_| fates.clone()));
         let fingerprint = explorer.fingerprint(&state);
-        let promises = self.histories.iter().fold(0, |sum: u64, history| {
-            sum.wrapping_mul(31).wrapping_add(history.promises_key(position))
-        });
-        if !self.judged.insert((fingerprint, promises)) {
+        self.oracle.note(fingerprint, survived);
+        if self.oracle.has_judged(fingerprint, position) {
             return Ok(());
         }
         let result = self.judge(&state, fingerprint, position);
         result.map_err(|error| {
             let error = keep(self.options.keep_in.as_deref(), &state, error);
             let total = explorer.history_len();
-            let survived = describe(&explorer.unflushed(), fates);
+            let survived = describe(unflushed, &fates);
             Finding { text: format!("power failure after {position} of {total} device operations; of the unflushed:{survived}\n  {error}") }
         })
     }
@@ -163,14 +169,13 @@ impl Search<'_> {
         position: usize,
     ) -> Result<(), String> {
         if let Some(found) = self.seen.get(&fingerprint) {
-            return judge_found(found, self.histories, position);
+            return self.oracle.judge(fingerprint, found, position);
         }
         let found = Arc::new(self.read(state)?);
-        self.report.images += 1;
-        judge_found(&found, self.histories, position)?;
+        self.oracle.judge(fingerprint, &found, position)?;
         self.seen.insert(fingerprint, found);
         if self.options.recover_one_of > 0 && self.random.below(self.options.recover_one_of) == 0 {
-            self.recover(state, position)
+            self.recover(state, fingerprint, position)
                 .map_err(|error| format!("recovered for writing: {error}"))?;
         }
         Ok(())
@@ -184,22 +189,30 @@ impl Search<'_> {
     }
 
     /// Recovers an image for good, and crashes once in that.
-    fn recover(&mut self, image: &SimulatedDevice, position: usize) -> Result<(), String> {
+    fn recover(
+        &mut self,
+        image: &SimulatedDevice,
+        fingerprint: u64,
+        position: usize,
+    ) -> Result<(), String> {
         let state = Arc::new(image.snapshot());
         state.start_recording();
         let volume = open(&state, false)?;
-        judge_found(&Found::read(&volume)?, self.histories, position)?;
+        self.oracle.judge(fingerprint, &Arc::new(Found::read(&volume)?), position)?;
         volume.close().map_err(|error| format!("closing: {error}"))?;
         expect_clean(&*state)?;
         self.report.recovered += 1;
+        if self.oracle.sabotage() == Sabotage::NoCrashInRecovery {
+            return Ok(());
+        }
         let mut explorer = state.explorer();
         explorer.advance_to(self.random.below(explorer.history_len() as u64 + 1) as usize);
-        let again = Arc::new(explorer.state(&mut self.random));
+        let again = State::random(&explorer, &mut self.random, self.oracle.sabotage());
         self.report.during_recovery += 1;
-        let found = self
-            .read(&again)
-            .map_err(|error| format!("after a power failure in recovery: {error}"))?;
-        judge_found(&found, self.histories, position)
+        let key = hash((fingerprint, again.set));
+        let found = self.read(&again.device);
+        found
+            .and_then(|found| self.oracle.judge(key, &Arc::new(found), position))
             .map_err(|error| format!("after a power failure in recovery: {error}"))
     }
 }

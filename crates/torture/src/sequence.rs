@@ -7,6 +7,7 @@ use crate::history::{Acknowledgement, ClientHistory, Span};
 use crate::model::{Failure, Layout, Model};
 use crate::operation::Operation;
 use crate::runner::{Runner, make_bases};
+use crate::sabotage::Sabotage;
 use crate::workload::{Touched, compare_outcome, now};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};
@@ -178,6 +179,12 @@ impl Start {
         Ok(Self { device: Arc::new(device.snapshot()), model, history })
     }
 
+    /// The same, with something wrong on purpose in all that is recorded from here.
+    pub(crate) fn sabotaged(mut self, sabotage: Sabotage) -> Self {
+        self.history.sabotage = sabotage;
+        self
+    }
+
     /// A device with the volume, closed.
     pub(crate) fn device(&self) -> Arc<SimulatedDevice> {
         Arc::new(self.device.snapshot())
@@ -197,13 +204,16 @@ impl Start {
         let volume = open(&device)?;
         device.start_recording();
         let mut performer = Performer::new(self, &volume, &device)?;
-        for operation in operations {
+        let sabotage = self.history.sabotage;
+        for operation in operations.iter().filter(|operation| sabotage.performs(operation)) {
             performer.step(operation)?;
         }
         for handle in performer.model.handles() {
             performer.step(&Operation::Close { handle })?;
         }
-        performer.step(&Operation::Sync)?;
+        if sabotage.performs(&Operation::Sync) {
+            performer.step(&Operation::Sync)?;
+        }
         let mut history = performer.history;
         drop(performer.runner);
         volume.close().map_err(|error| format!("closing the volume: {error}"))?;

@@ -53,7 +53,8 @@ pub(crate) fn hash(value: impl Hash) -> u64 {
 }
 
 impl<Id: Copy + Eq + Hash> Snapshot<Id> {
-    fn finish(mut names: BTreeMap<FullPath, (Facts, Id)>) -> Self {
+    /// The namespace of these names; their first names are found anew.
+    pub(crate) fn finish(mut names: BTreeMap<FullPath, (Facts, Id)>) -> Self {
         let mut first: HashMap<Id, FullPath> = HashMap::new();
         let mut hasher = DefaultHasher::new();
         for (path, (facts, id)) in &mut names {

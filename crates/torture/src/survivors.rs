@@ -1,8 +1,9 @@
 //! Which of the unflushed writes may have survived a power failure: all sets of them when they are
 //! few, otherwise those that have been seen to matter; and writes that are torn between two
 //! sectors.
+use crate::sabotage::Sabotage;
 use cairn_blockdev::SimulatedDevice;
-use cairn_blockdev::simulated::{CrashExplorer, Fate, SectorSet, WriteInfo};
+use cairn_blockdev::simulated::{CrashExplorer, Fate, SectorSet, WriteInfo, random_fates};
 use cairn_environment::random::Seeded;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -98,6 +99,65 @@ pub fn tears<E>(
     Ok(())
 }
 
+/// What a power failure did to the order and to the wholeness of the writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Survived {
+    /// At least one is torn.
+    pub(crate) is_torn: bool,
+    /// At least one survived, in part at least, while an earlier one did not, or in part only.
+    pub(crate) is_reordered: bool,
+}
+
+impl Survived {
+    pub(crate) fn of(unflushed: &[WriteInfo], fates: &[Fate]) -> Self {
+        let mut survived = Self::default();
+        let mut is_lacking = false;
+        for (write, fate) in unflushed.iter().zip(fates) {
+            let sectors = write.sectors();
+            let there = match fate {
+                Fate::Lost => 0,
+                Fate::Written => sectors,
+                Fate::Torn(set) => {
+                    (0..sectors).filter(|sector| set.contains(*sector)).count() as u64
+                }
+            };
+            survived.is_torn |= 0 < there && there < sectors;
+            survived.is_reordered |= is_lacking && there > 0;
+            is_lacking |= there < sectors;
+        }
+        survived
+    }
+}
+
+/// A state after a power failure.
+pub(crate) struct State {
+    pub(crate) device: Arc<SimulatedDevice>,
+    /// Digest of the set of writes that survived.
+    pub(crate) set: u64,
+    pub(crate) survived: Survived,
+}
+
+impl State {
+    /// A state with random fates.
+    pub(crate) fn random(
+        explorer: &CrashExplorer,
+        random: &mut Seeded,
+        sabotage: Sabotage,
+    ) -> Self {
+        Self::of(explorer, sabotage.bend(random_fates(&explorer.unflushed(), random)))
+    }
+
+    /// A state with these fates.
+    pub(crate) fn of(explorer: &CrashExplorer, fates: Vec<Fate>) -> Self {
+        let unflushed = explorer.unflushed();
+        Self {
+            set: explorer.survivors_digest(&fates),
+            survived: Survived::of(&unflushed, &fates),
+            device: Arc::new(explorer.state_with(|_| fates)),
+        }
+    }
+}
+
 /// Calls `visit` with every state to be tried that a power failure may leave anywhere in what
 /// `device` has recorded, and with the number of events before it; a state that was visited before
 /// is left out. Returns how many there are, those included.
@@ -182,6 +242,24 @@ mod tests {
         );
         let many = collected(40).len();
         assert!((40 + 39 + 40 + 60..300).contains(&many), "{many}");
+    }
+
+    #[test]
+    fn torn_and_reordered_writes_are_recognised() {
+        let device = SimulatedDevice::new(1 << 20);
+        (0..3).for_each(|block| device.write(block << 12, &[&[1; 4096]]).expect("it is healthy"));
+        let of = |fates: [Fate; 3]| {
+            let survived = Survived::of(&device.unflushed(), &fates);
+            (survived.is_torn, survived.is_reordered)
+        };
+        let half = || Fate::Torn((0..4).collect());
+        let (lost, written) = (Fate::Lost, Fate::Written);
+        assert_eq!(of([written.clone(), written.clone(), lost.clone()]), (false, false));
+        assert_eq!(of([written.clone(), half(), lost.clone()]), (true, false));
+        assert_eq!(of([half(), lost.clone(), half()]), (true, true));
+        assert_eq!(of([lost.clone(), lost, written.clone()]), (false, true));
+        let whole = Fate::Torn((0..8).collect());
+        assert_eq!(of([whole, Fate::Torn(SectorSet::default()), written]), (false, true));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Judges what is found on a volume after a crash.
 use crate::contents::{BLOCK_BYTES, describe};
 use crate::found::{Found, FoundObject, Times};
-use crate::history::{ClientHistory, FileHistory, NotedTimes, values_between};
+use crate::history::{ClientHistory, FileHistory, NotedTimes, TimesHistory, values_between};
 use crate::model::{Layout, NodeId};
+use crate::sabotage::Sabotage;
 use crate::snapshot::{Snapshot, differences, of_client, show};
 use cairn_engine::{InodeNumber, Timestamp, Volume};
 use std::borrow::Cow;
@@ -28,6 +29,7 @@ struct Window<'h> {
     size_from: usize,
     /// What was never acknowledged may be unreadable.
     may_be_unreadable: bool,
+    sabotage: Sabotage,
 }
 
 impl Window<'_> {
@@ -59,15 +61,60 @@ pub fn judge_found(
     histories: &[ClientHistory],
     position: usize,
 ) -> Result<(), String> {
+    verdict(whole, histories, position, true)
+}
+
+/// Whether [`judge_found`] accepts what was read.
+pub(crate) fn accepts(whole: &Found, histories: &[ClientHistory], position: usize) -> bool {
+    verdict(whole, histories, position, false).is_ok()
+}
+
+/// Judges; the nearest prefix is described in `words` only, which takes long.
+fn verdict(
+    whole: &Found,
+    histories: &[ClientHistory],
+    position: usize,
+    words: bool,
+) -> Result<(), String> {
+    let sabotage = histories.first().map_or(Sabotage::None, |history| history.sabotage);
+    let without: Vec<ClientHistory>;
+    let histories = match sabotage {
+        Sabotage::NothingAfterTheFirstSync
+            if histories.iter().any(|history| history.acknowledged_at(position) > 0) =>
+        {
+            return Ok(());
+        }
+        Sabotage::FirstClientOnly => &histories[..1],
+        Sabotage::AcceptsAnythingOlder => {
+            without = histories.iter().map(ClientHistory::without_acknowledgements).collect();
+            &without
+        }
+        _ => histories,
+    };
     let mut explanations = Vec::new();
-    for history in histories {
-        let found = match history.layout {
-            Layout::Alone => Cow::Borrowed(&whole.names),
-            Layout::Among(client) => Cow::Owned(of_client(&whole.names, client)),
-        };
-        explanations.push(explain(whole, history, &found, position)?);
+    let mut explained = || {
+        for history in histories {
+            let found = names_of(whole, history);
+            explanations.push(explain(whole, history, &found, position, words)?);
+        }
+        match sabotage {
+            Sabotage::IgnoresTheOrder => Ok(()),
+            _ => one_order(histories, &explanations),
+        }
+    };
+    explained()
+        .or_else(|error| if sabotage == Sabotage::ErrorsAreFine { Ok(()) } else { Err(error) })
+}
+
+/// The part of a namespace that belongs to a client.
+pub(crate) fn names_of<'f>(
+    found: &'f Found,
+    client: &ClientHistory,
+) -> Cow<'f, Snapshot<InodeNumber>> {
+    match client.layout {
+        Layout::Alone => Cow::Borrowed(&found.names),
+        Layout::Among(number) => Cow::Owned(of_client(&found.names, number)),
     }
-    one_order(histories, &explanations)
 }
 
 /// Checks only that no file holds another one's bytes, or bytes from nowhere: each block that can
@@ -108,13 +155,14 @@ fn explain(
     history: &ClientHistory,
     found: &Snapshot<InodeNumber>,
     position: usize,
+    words: bool,
 ) -> Result<Vec<Explanation>, String> {
     let (least, most) = history.prefixes_at(position);
     let mut explanations = Vec::new();
     let mut problem = None;
     for (index, run) in history.runs.iter().enumerate() {
         let (first, last) = (run.first.max(least), history.last_of_run(index).min(most));
-        if first > last || run.snapshot.digest != found.digest {
+        if first > last || !history.sabotage.same_names(&run.snapshot, found) {
             continue;
         }
         match check_objects(whole, history, &run.snapshot, found, (first, last), position) {
@@ -127,7 +175,8 @@ fn explain(
     }
     match problem {
         Some(problem) if explanations.is_empty() => Err(problem),
-        None if explanations.is_empty() => Err(unexplained(history, found, (least, most))),
+        None if explanations.is_empty() && words => Err(unexplained(history, found, (least, most))),
+        None if explanations.is_empty() => Err("no prefix explains the namespace".into()),
         _ => Ok(explanations),
     }
 }
@@ -181,7 +230,9 @@ fn check_objects(
     position: usize,
 ) -> Result<(), String> {
     let mut seen = BTreeSet::new();
-    for ((path, (_, node)), (_, inode)) in expected.names.iter().zip(found.names.values()) {
+    for (path, (_, node)) in &expected.names {
+        // Both have the same names.
+        let Some((_, inode)) = found.names.get(path) else { continue };
         let object = &whole.objects[inode];
         if !seen.insert(*node) {
             continue;
@@ -199,6 +250,7 @@ fn check_objects(
             to: last,
             size_from: from.max(truncated),
             may_be_unreadable: history.may_be_unreadable,
+            sabotage: history.sabotage,
         };
         check_file(object, &window).map_err(|error| {
             let about = operations_on(history, *node, window.from, window.to);
@@ -228,9 +280,13 @@ fn check_times(
     (first, last): (usize, usize),
     position: usize,
 ) -> Result<(), String> {
-    let Some(noted) = history.times.get(&node).filter(|times| !times.versions.is_empty()) else {
+    let is_noted = |times: &&TimesHistory| !times.versions.is_empty();
+    let Some(noted) = history.times.get(&node).filter(is_noted) else {
         return Ok(());
     };
+    if history.sabotage == Sabotage::ForgetsTimes {
+        return Ok(());
+    }
     let from = history.times_floor(node, position, first).min(last);
     let (current, later) = values_between(&noted.versions, from, last);
     let later: Vec<&NotedTimes> = later.collect();
@@ -272,11 +328,14 @@ fn check_file(object: &FoundObject, window: &Window<'_>) -> Result<(), String> {
         std::iter::once(current.copied().unwrap_or(0)).chain(later.copied()).collect();
     let (smallest, largest) =
         (possible.iter().min().copied().unwrap_or(0), possible.iter().max().copied().unwrap_or(0));
-    if size < smallest || size > largest {
+    let is_wrong = size < smallest || size > largest;
+    if is_wrong && window.sabotage != Sabotage::ForgetsSizes {
         return Err(format!("size is {size}, expected {smallest} to {largest}"));
     }
     let bytes = match bytes {
         Err(_) if window.may_be_unreadable && window.is_open() => return Ok(()),
+        Err(_) if window.sabotage == Sabotage::AcceptsUnreadable => return Ok(()),
+        Ok(_) if window.sabotage == Sabotage::AcceptsAnyContents => return Ok(()),
         bytes => bytes.as_ref().map_err(Clone::clone)?,
     };
     for (block, found) in (0..).zip(bytes.chunks(BLOCK_BYTES as usize)) {
@@ -296,6 +355,11 @@ fn check_block(block: u64, found: &[u8], window: &Window<'_>) -> Result<(), Stri
     let first = current.and_then(Option::as_ref);
     let later: Vec<_> = later.map(Option::as_ref).collect();
     if is_version(first) || later.iter().any(|version| is_version(*version)) {
+        return Ok(());
+    }
+    if window.sabotage == Sabotage::ForgetsData
+        && (is_version(None) || versions.iter().any(|(_, version)| is_version(version.as_ref())))
+    {
         return Ok(());
     }
     let offset = block * BLOCK_BYTES;

@@ -81,6 +81,9 @@ impl Client {
         for _ in 0..count {
             let index = self.history.operations.len();
             let operation = self.generator.next(&self.model, index);
+            if !self.history.sabotage.performs(&operation) {
+                continue;
+            }
             self.step(&mut runner, device, index, operation).map_err(|error| {
                 let tail = self.history.operations.len().saturating_sub(12);
                 format!(

@@ -17,6 +17,10 @@ fn every_crash_state_recovers_to_a_prefix() {
     match run(&options) {
         Ok(report) => {
             eprintln!("{report:?}");
+            if options.only_run.is_none() {
+                let lacking = report.too_little();
+                assert!(lacking.is_empty(), "the run checked too little: {}", lacking.join("; "));
+            }
             assert!(report.states > 0 && report.operations > 0);
             if options.only_run.is_none() && options.states >= 500 {
                 assert!(report.replayed > 0, "no state had anything to replay");

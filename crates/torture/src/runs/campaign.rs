@@ -1,6 +1,6 @@
 //! `cairn torture systematic` and `ace`: a campaign of many workloads, with its report in words.
 use crate::campaign::{self, CampaignFinding, CampaignOptions, CampaignReport, Source};
-use crate::run_report::{RunReport, interrupted_after, line};
+use crate::run_report::{self, RunReport, checked, interrupted_after, line};
 use anyhow::ensure;
 use cairn_harness::Interrupt;
 use cairn_harness::console::grouped;
@@ -63,7 +63,7 @@ fn run_report(
     RunReport {
         command,
         seed,
-        passed: report.findings.is_empty(),
+        passed: report.findings.is_empty() && report.too_little.is_empty(),
         interrupted,
         report: CampaignFindings { report, repeat },
     }
@@ -86,12 +86,6 @@ impl fmt::Display for RunReport<CampaignFindings> {
             search.states,
             "each with another set of surviving writes",
         )?;
-        line(
-            formatter,
-            "different images",
-            search.images,
-            "checked by fsck, replayed, every byte read; judged for each state",
-        )?;
         line(formatter, "with a log to replay", search.replayed, "")?;
         line(
             formatter,
@@ -100,6 +94,7 @@ impl fmt::Display for RunReport<CampaignFindings> {
             "and closed, checked, judged again",
         )?;
         line(formatter, "failures in recovery", search.during_recovery, "")?;
+        checked(formatter, &search.checked, "checked by fsck, replayed, every byte read")?;
         writeln!(
             formatter,
             "  {seconds:.1} s on {threads} threads: {speed:.0} crash states a second and thread"
@@ -114,6 +109,7 @@ impl fmt::Display for RunReport<CampaignFindings> {
         }
         match report.findings.len() {
             0 if *workloads == 0 => writeln!(formatter, "Nothing was tested. (seed {})", self.seed),
+            0 if !self.passed => run_report::too_little(formatter, &report.too_little, self.seed),
             0 => writeln!(
                 formatter,
                 "Every state is one that the operations permit; nothing acknowledged was lost. \
@@ -151,6 +147,21 @@ mod tests {
         assert!(told.contains("FOUND in workload 7: unlink a; fsync d\n  it is there"), "{told}");
         assert!(
             told.contains("repeat: cairn torture systematic --length 1 --only 7 --seed 5"),
+            "{told}"
+        );
+        assert!(!told.contains("Every state"), "{told}");
+    }
+
+    #[test]
+    fn a_run_that_checked_too_little_fails() {
+        let too_little = vec!["sizes: 3, at least 40".to_owned()];
+        let report =
+            CampaignReport { workloads: 8, threads: 1, too_little, ..CampaignReport::default() };
+        let told = run_report("systematic --length 1".into(), 5, false, report);
+        assert!(!told.passed);
+        let told = told.to_string();
+        assert!(
+            told.ends_with("The run checked too little (seed 5):\n  sizes: 3, at least 40\n"),
             "{told}"
         );
         assert!(!told.contains("Every state"), "{told}");

@@ -1,6 +1,6 @@
 //! `cairn torture crash`: random runs with power failures, with their report in words.
 use crate::crash::{self, CrashFinding, CrashOptions, CrashReport, STATES_PER_RUN};
-use crate::run_report::{RunReport, interrupted_after, line};
+use crate::run_report::{self, RunReport, checked, interrupted_after, line};
 use anyhow::ensure;
 use cairn_environment::clock;
 use cairn_harness::Interrupt;
@@ -33,8 +33,12 @@ pub fn run(
     let seconds = begin.elapsed().as_secs_f64();
     let processor =
         processor_seconds().zip(processor_begin).map_or(seconds, |(end, begin)| end - begin);
-    let report = CrashFindings::new(options, tested, seconds, processor, outcome.err());
-    let (passed, interrupted) = (report.finding.is_none(), interrupt.is_set());
+    let mut report = CrashFindings::new(options, tested, seconds, processor, outcome.err());
+    let interrupted = interrupt.is_set();
+    if report.finding.is_none() && options.only_run.is_none() && !interrupted {
+        report.too_little = tested.too_little();
+    }
+    let passed = report.finding.is_none() && report.too_little.is_empty();
     ensure!(
         interrupted || !passed || report.tested.runs > 0,
         "nothing was tested: --seconds leaves no time for it"
@@ -56,6 +60,8 @@ pub struct CrashFindings {
     /// Of all threads.
     processor_seconds: f64,
     states_per_minute_and_core: f64,
+    /// What is below the floors: the run checked too little.
+    too_little: Vec<String>,
     finding: Option<CrashFinding>,
     /// The command that repeats the finding.
     repeat: Option<String>,
@@ -85,6 +91,7 @@ impl CrashFindings {
             seconds,
             processor_seconds,
             states_per_minute_and_core,
+            too_little: Vec::new(),
             finding,
             repeat,
         }
@@ -103,6 +110,7 @@ impl fmt::Display for RunReport<CrashFindings> {
             seconds,
             processor_seconds,
             states_per_minute_and_core: speed,
+            too_little,
             finding,
             repeat,
         } = &self.report;
@@ -132,6 +140,7 @@ impl fmt::Display for RunReport<CrashFindings> {
             tested.fallbacks,
             "fsyncs for which the log had no room",
         )?;
+        checked(formatter, &tested.checked, "by the set of writes that survived")?;
         writeln!(
             formatter,
             "  {seconds:.1} s, {processor_seconds:.1} s of one core: {speed:.0} crash states a \
@@ -140,6 +149,7 @@ impl fmt::Display for RunReport<CrashFindings> {
         let Some(finding) = finding else {
             return match tested.runs {
                 0 => writeln!(formatter, "Nothing was tested. (seed {})", self.seed),
+                _ if !self.passed => run_report::too_little(formatter, too_little, self.seed),
                 _ => writeln!(
                     formatter,
                     "Every state is one that the operations permit; nothing acknowledged was \

@@ -1,6 +1,6 @@
 //! `cairn torture faults`: faults of the device, with the tables of outcomes.
 use crate::faults::{self, FaultReport, Outcomes};
-use crate::run_report::{RunReport, interrupted_after};
+use crate::run_report::{self, RunReport, checked, interrupted_after};
 use cairn_harness::Interrupt;
 use cairn_harness::console::grouped;
 use cairn_harness::progress::ProgressBar;
@@ -22,7 +22,8 @@ pub fn run(seed: u64, interrupt: &Interrupt) -> anyhow::Result<RunReport<FaultRe
     };
     let report = faults::run(seed, &interrupt.flag(), &mut show).map_err(anyhow::Error::msg)?;
     drop(bar);
-    let (passed, interrupted) = (report.findings.is_empty(), interrupt.is_set());
+    let passed = report.findings.is_empty() && report.too_little.is_empty();
+    let interrupted = interrupt.is_set();
     Ok(RunReport { command: "faults".into(), seed, passed, interrupted, report })
 }
 
@@ -58,7 +59,8 @@ fn heading(formatter: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
 
 impl fmt::Display for RunReport<FaultReport> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FaultReport { workloads, workloads_total, rows, operations, findings } = &self.report;
+        let FaultReport { workloads, workloads_total, rows, operations, .. } = &self.report;
+        let FaultReport { too_little, findings, .. } = &self.report;
         let points: u64 = rows.iter().map(|row| row.outcomes.faults).sum();
         let interrupted =
             interrupted_after(self.interrupted, *workloads, Some(*workloads_total), "workloads");
@@ -82,12 +84,17 @@ impl fmt::Display for RunReport<FaultReport> {
         operations
             .iter()
             .try_for_each(|operation| row(formatter, &operation.operation, &operation.outcomes))?;
+        writeln!(formatter)?;
+        checked(formatter, &self.report.checked, "after the end of each run with a fault")?;
         for finding in findings {
             writeln!(
                 formatter,
                 "\nFOUND: {finding}\n  repeat: cairn torture faults --seed {}",
                 self.seed
             )?;
+        }
+        if !too_little.is_empty() {
+            run_report::too_little(formatter, too_little, self.seed)?;
         }
         if points == 0 {
             writeln!(formatter, "\nNothing was tested. (seed {})", self.seed)?;
@@ -106,6 +113,7 @@ impl fmt::Display for RunReport<FaultReport> {
 mod tests {
     use super::*;
     use crate::faults::{FaultRow, OperationRow, Structure};
+    use crate::oracle::Checked;
 
     fn told(workloads: u64, interrupted: bool) -> String {
         let outcomes = Outcomes { faults: workloads, ..Outcomes::default() };
@@ -123,6 +131,8 @@ mod tests {
             workloads_total: 35,
             rows: vec![row(false), row(true)],
             operations,
+            checked: Checked::default(),
+            too_little: Vec::new(),
             findings: Vec::new(),
         };
         RunReport { command: "faults".into(), seed: 3, passed: true, interrupted, report }
@@ -148,7 +158,7 @@ mod tests {
     fn columns_stand_below_each_other() {
         let text = told(12, false);
         let rows: Vec<&str> =
-            text.lines().filter(|line| line.starts_with("  ") && line.ends_with('0')).collect();
+            text.lines().filter(|line| line.starts_with("  ") && line.contains("  12  ")).collect();
         assert_eq!(rows.len(), 3, "{text}");
         assert!(rows.iter().all(|row| row.find("12") == rows[0].find("12")), "{text}");
     }
