@@ -354,7 +354,7 @@ mod tests {
     fn what_is_not_understood_is_named() {
         let error = |text: &str| operations(text).expect_err("it is wrong");
         assert!(error("fly foo\n").contains("\"fly foo\": this is not an operation"));
-        assert!(error("write foo x 1\n").contains("x is no number"));
+        assert!(error("write foo x 1\n").contains("x is not a number"));
         assert!(error("falloc foo FALLOC_FL_FLY 0 1\n").contains("FALLOC_FL_FLY"));
         let file = |text: &str| AceFile::parse(text.into()).err().expect("it is wrong");
         assert!(file("\n").contains("no line"));
