@@ -31,6 +31,9 @@ pub struct MkfsOptions {
     pub uid: u32,
     /// Group of the root directory.
     pub gid: u32,
+    /// Keys the hashes of names; by default random, so that nobody can choose names with equal
+    /// hashes. For tests with such names.
+    pub hash_seed: Option<[u8; 16]>,
 }
 
 /// Why no volume was made.
@@ -89,7 +92,7 @@ pub fn mkfs(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Superbloc
             (0..geometry.groups()).map(|_| GENERATION_FIRST),
         ),
         inodes: 1,
-        hash_seed: random::bytes16(),
+        hash_seed: options.hash_seed.unwrap_or_else(random::bytes16),
         created_ns: created.seconds.unsigned_abs() * 1_000_000_000 + u64::from(created.nanoseconds),
         clean: true,
         label: options.label.clone(),

@@ -1,4 +1,5 @@
 //! Small helpers on files of a volume, for tests that need no model.
+use crate::colliding::HASH_SEED;
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Error, FileType, InodeNumber, NewInode, Volume};
 use std::collections::BTreeMap;
@@ -7,13 +8,18 @@ use std::collections::BTreeMap;
 pub const NEW_FILE: NewInode<'static> =
     NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 
+/// Options for a volume with a log of `log_bytes`, in which [`colliding`](crate::colliding) names
+/// collide.
+pub fn mkfs_options(log_bytes: u64) -> MkfsOptions {
+    MkfsOptions { log_bytes: Some(log_bytes), hash_seed: Some(HASH_SEED), ..MkfsOptions::default() }
+}
+
 /// Makes a volume with a log of `log_bytes`.
 ///
 /// # Errors
 /// Those of mkfs, in words.
 pub fn format(device: &dyn cairn_blockdev::BlockDevice, log_bytes: u64) -> Result<(), String> {
-    let options = MkfsOptions { log_bytes: Some(log_bytes), ..MkfsOptions::default() };
-    mkfs(device, &options).map(drop).map_err(|error| format!("mkfs: {error}"))
+    mkfs(device, &mkfs_options(log_bytes)).map(drop).map_err(|error| format!("mkfs: {error}"))
 }
 
 /// Creates a file in the root directory and writes `data`; the reference is the caller's.

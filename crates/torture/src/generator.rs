@@ -1,8 +1,14 @@
 //! Makes random operations that are likely to meet: names come from a small set, and half of the
 //! paths are ones that exist in the model.
+//!
+//! A [`Profile`] says what a client's operations are like. [`Profile::swarm`] makes another one for
+//! each run: what is rare in an even mix, because something else undoes it or is chosen first, is
+//! frequent in some of them.
 use crate::contents::{BLOCK_BYTES, Tag};
 use crate::model::{Model, NodeId};
-use crate::operation::{Allocate, Base, Name, Operation, Path, Rename, Special, Target, XattrSet};
+use crate::operation::{
+    Allocate, Base, Name, Operation, Path, Pieces, Rename, Special, Target, XattrSet,
+};
 use cairn_environment::random::Seeded;
 
 /// What the operations of a client are like.
@@ -18,6 +24,16 @@ pub struct Profile {
     pub fsync_without_wait: bool,
     /// This percentage of operations puts an extended attribute of about 60 KiB into the log.
     pub log_pressure_percent: u64,
+    /// How often operations are on data, on names, on handles and on attributes, in proportion.
+    pub weights: [u64; 4],
+    /// This percentage of operations writes up to 150 blocks that are extents of their own, so that
+    /// a truncation or removal takes several transactions.
+    pub scatter_percent: u64,
+    /// This percentage of names has the hash of another one.
+    pub colliding_percent: u64,
+    /// Extended attributes have any length up to 60 KiB: trees become deep, and attributes of many
+    /// parts give way to short ones.
+    pub large_xattrs: bool,
 }
 
 impl Profile {
@@ -28,6 +44,10 @@ impl Profile {
         extremes: true,
         fsync_without_wait: false,
         log_pressure_percent: 0,
+        weights: [38, 38, 12, 12],
+        scatter_percent: 1,
+        colliding_percent: 5,
+        large_xattrs: false,
     };
     /// For crash states: small, and with many points of durability.
     pub const CRASH: Profile = Profile {
@@ -35,11 +55,27 @@ impl Profile {
         durability_interval: 8,
         extremes: false,
         fsync_without_wait: true,
-        log_pressure_percent: 0,
+        scatter_percent: 0,
+        ..Profile::PLAIN
     };
     /// For crash states in which a small log wraps around and is full.
     pub const CRASH_FULL_LOG: Profile =
         Profile { durability_interval: 12, log_pressure_percent: 30, ..Profile::CRASH };
+
+    /// As this one, with a mix of its own.
+    #[must_use]
+    pub fn swarm(self, random: &mut Seeded) -> Profile {
+        let mut pick = |choices: &[u64]| choices[random.below(choices.len() as u64) as usize];
+        Profile {
+            file_bytes_max: pick(&[16 << 10, 96 << 10, 96 << 10, 512 << 10]),
+            durability_interval: pick(&[4, 8, 16, 40]),
+            weights: [0; 4].map(|_| pick(&[1, 10, 30, 60])),
+            scatter_percent: pick(&[0, 0, 5, 15]),
+            colliding_percent: pick(&[0, 5, 50, 90]),
+            large_xattrs: pick(&[0, 0, 1]) == 1,
+            ..self
+        }
+    }
 }
 
 /// A seeded source of operations.
@@ -62,6 +98,10 @@ impl Generator {
     }
 
     fn name(&mut self) -> Name {
+        if self.random.chance(self.profile.colliding_percent, 100) {
+            let count = u64::from(Name::END - Name::COLLIDING);
+            return Name(Name::COLLIDING + self.random.below(count) as u8);
+        }
         match self.random.below(40) {
             0 => Name::TOO_LONG,
             1 => Name::BINARY,
@@ -160,12 +200,28 @@ impl Generator {
             let length_bytes = 50_000 + self.random.below(15_000) as u32;
             return Operation::SetXattr { target, name: 0, length_bytes, tag, mode: XattrSet::Any };
         }
-        match self.random.below(100) {
-            0..38 => self.on_data(model, tag),
-            38..76 => self.on_names(model),
-            76..88 => self.on_handles(model),
-            _ => self.on_attributes(model, tag),
+        if self.random.chance(self.profile.scatter_percent, 100) {
+            return self.scatter(model, tag);
         }
+        let [data, names, handles, attributes] = self.profile.weights;
+        let choice = self.random.below(data + names + handles + attributes);
+        match () {
+            () if choice < data => self.on_data(model, tag),
+            () if choice < data + names => self.on_names(model),
+            () if choice < data + names + handles => self.on_handles(model),
+            () => self.on_attributes(model, tag),
+        }
+    }
+
+    fn scatter(&mut self, model: &Model, tag: Tag) -> Operation {
+        let target = self.target(model, Want::Regular);
+        let pieces = Pieces {
+            first_block: self.random.below(8),
+            count: 20 + self.random.below(131),
+            stride_blocks: 2 + self.random.below(2),
+            bytes: [100, BLOCK_BYTES][self.random.below(2) as usize],
+        };
+        Operation::Scatter { target, pieces, tag }
     }
 
     fn durability(&mut self, model: &Model) -> Operation {
@@ -233,7 +289,11 @@ impl Generator {
     }
 
     fn on_names(&mut self, model: &Model) -> Operation {
-        match self.random.below(40) {
+        match self.random.below(43) {
+            40.. => Operation::List {
+                directory: self.path(model, Want::Directory),
+                at_a_time: 1 + self.random.below(9) as u8,
+            },
             0..10 => {
                 let mode = self.random.below(0o1000) as u32;
                 Operation::Create {
@@ -309,7 +369,7 @@ impl Generator {
 
     fn on_attributes(&mut self, model: &Model, tag: Tag) -> Operation {
         let target = self.target(model, Want::Any);
-        let name = self.random.below(8) as u8;
+        let name = self.random.below(14) as u8;
         match self.random.below(12) {
             0..3 => Operation::SetMode { target, mode: self.random.below(0o1000) as u32 },
             3..5 => Operation::SetOwner {
@@ -328,6 +388,7 @@ impl Generator {
                     [self.random.below(4) as usize];
                 let length_bytes = match self.random.below(12) {
                     0 => 0,
+                    3..9 if self.profile.large_xattrs => self.random.below(60_000) as u32,
                     1 if self.profile.extremes => 60_000 + self.random.below(5_600) as u32,
                     2..5 => self.random.below(8192) as u32,
                     _ => self.random.below(200) as u32,

@@ -185,7 +185,7 @@ impl ClientHistory {
             self.certain.entry(*node).or_default().metadata = prefix;
             self.times.entry(*node).or_default().logged.push(prefix);
         }
-        let adds_data = matches!(operation, Operation::Write { .. });
+        let adds_data = matches!(operation, Operation::Write { .. } | Operation::Scatter { .. });
         let may_undo = matches!(operation, Operation::Truncate { .. })
             || matches!(
                 operation,

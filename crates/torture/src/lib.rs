@@ -17,6 +17,7 @@
 
 pub mod ace;
 pub mod campaign;
+pub mod colliding;
 #[cfg(not(feature = "shuttle"))]
 pub mod command;
 pub mod contents;

@@ -214,7 +214,7 @@ impl Model {
             let Some(entries) = self.nodes[&id].entries() else { continue };
             for (bytes, &child) in entries {
                 if let Some(name) =
-                    (0..=u8::MAX / 8).map(Name).find(|name| name.bytes(self.client) == *bytes)
+                    (0..Name::END).map(Name).find(|name| name.bytes(self.client) == *bytes)
                 {
                     found.push((path.join(name), child));
                 }

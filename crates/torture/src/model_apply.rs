@@ -2,7 +2,8 @@
 use crate::contents::pattern;
 use crate::model::{Body, Effects, Failure, Model, Node, NodeId, Outcome, Value, XattrValue};
 use crate::operation::{
-    Allocate, Operation, Path, Rename, Special, Target, XattrSet, symlink_target, xattr_name,
+    Allocate, Name, Operation, Path, Rename, Special, Target, XattrSet, names_in_one,
+    symlink_target, xattr_name,
 };
 use crate::snapshot::hash;
 use std::collections::BTreeMap;
@@ -101,6 +102,14 @@ impl Model {
                 self.contents_mut(node, !bytes.is_empty(), effects).write(*offset_bytes, &bytes);
                 Ok(Value::Nothing)
             }
+            Operation::Scatter { target, pieces, tag } => {
+                let (node, _) = self.regular(target)?;
+                let contents = self.contents_mut(node, pieces.count > 0, effects);
+                for offset_bytes in pieces.offsets_bytes() {
+                    contents.write(offset_bytes, &pattern(*tag, offset_bytes, pieces.bytes));
+                }
+                Ok(Value::Nothing)
+            }
             Operation::Read { target, offset_bytes, length_bytes } => {
                 let (node, _) = self.regular(target)?;
                 let contents = self.nodes[&node].contents().expect("checked to be regular");
@@ -139,6 +148,12 @@ impl Model {
                     self.contents_mut(node, true, effects).write(*to_offset_bytes, &bytes);
                 }
                 Ok(Value::Count(bytes.len() as u64))
+            }
+            Operation::List { directory, .. } => {
+                let directory = self.resolve(directory)?;
+                let entries = self.nodes[&directory].entries().ok_or(Failure::NotDirectory)?;
+                let own = entries.keys().filter(|name| Name::belongs_to(name, self.client));
+                Ok(Value::Bytes(names_in_one(own.cloned().collect())))
             }
             Operation::Fsync { target, data_only, .. } => {
                 effects.fsync = Some((self.target(target)?, *data_only));

@@ -1,6 +1,7 @@
 //! Operations on a file system as data: each one complete in itself, printable, and replayable in
 //! any subset, so that a failing list can be made shorter by leaving operations out.
-use crate::contents::Tag;
+use crate::colliding::{NAMES, XATTR_NAMES};
+use crate::contents::{BLOCK_BYTES, Tag};
 use std::fmt;
 
 /// One component of a path, from a small set, so that collisions are frequent.
@@ -16,6 +17,10 @@ impl Name {
     pub const TOO_LONG: Name = Name(15);
     /// A name that is not UTF-8.
     pub const BINARY: Name = Name(16);
+    /// From here on, pairs of names whose hashes are equal.
+    pub const COLLIDING: u8 = 17;
+    /// The end of all names.
+    pub const END: u8 = Self::COLLIDING + 6;
 
     /// The bytes; each client's names are different from all others'.
     pub fn bytes(self, client: u8) -> Vec<u8> {
@@ -26,7 +31,11 @@ impl Name {
                 [&[first, b'L'], &[b'p' + self.0 - Self::SHORT; 253][..]].concat()
             }
             15 => [&[first, b'T'], &[b't'; 254][..]].concat(),
-            _ => vec![first, 0xFF, 0xFE, self.0, b'\n'],
+            16 => vec![first, 0xFF, 0xFE, self.0, b'\n'],
+            _ => {
+                let names = &NAMES[usize::from(client) % NAMES.len()];
+                names[usize::from(self.0 - Self::COLLIDING) % names.len()].into()
+            }
         }
     }
 
@@ -42,7 +51,8 @@ impl fmt::Debug for Name {
             0..Self::SHORT => write!(f, "{}", (b'a' + self.0) as char),
             Self::SHORT..Self::LONG_END => write!(f, "long{}", self.0 - Self::SHORT),
             15 => write!(f, "too-long"),
-            _ => write!(f, "binary{}", self.0),
+            16 => write!(f, "binary"),
+            _ => write!(f, "colliding{}", self.0 - Self::COLLIDING),
         }
     }
 }
@@ -144,6 +154,27 @@ pub enum Allocate {
     ZeroKeepSize,
 }
 
+/// Where [`Operation::Scatter`] writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Pieces {
+    /// The block of the first piece.
+    pub first_block: u64,
+    /// How many pieces.
+    pub count: u64,
+    /// Blocks from one piece to the next, at least 2.
+    pub stride_blocks: u64,
+    /// Length of each.
+    pub bytes: u64,
+}
+
+impl Pieces {
+    /// Where each piece begins.
+    pub fn offsets_bytes(self) -> impl Iterator<Item = u64> {
+        (0..self.count)
+            .map(move |piece| (self.first_block + piece * self.stride_blocks) * BLOCK_BYTES)
+    }
+}
+
 /// How [`Operation::SetXattr`] treats an existing attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[allow(missing_docs)]
@@ -212,10 +243,21 @@ pub enum Operation {
         length_bytes: u64,
         tag: Tag,
     },
+    /// Writes many blocks with others between them, so that each becomes an extent of its own.
+    Scatter {
+        target: Target,
+        pieces: Pieces,
+        tag: Tag,
+    },
     Read {
         target: Target,
         offset_bytes: u64,
         length_bytes: u64,
+    },
+    /// Lists a directory, so many names at a time.
+    List {
+        directory: Path,
+        at_a_time: u8,
     },
     Truncate {
         target: Target,
@@ -277,7 +319,10 @@ pub enum Operation {
 impl Operation {
     /// Whether it leaves names, attributes and data as they are.
     pub fn changes_no_file(&self) -> bool {
-        let reads = matches!(self, Self::Read { .. } | Self::GetXattr { .. } | Self::Close { .. });
+        let reads = matches!(
+            self,
+            Self::Read { .. } | Self::List { .. } | Self::GetXattr { .. } | Self::Close { .. }
+        );
         reads || matches!(self, Self::Fsync { .. } | Self::Sync | Self::Commit | Self::Trim)
     }
 
@@ -285,6 +330,7 @@ impl Operation {
     pub fn changed_target(&self) -> Option<&Target> {
         match self {
             Self::Write { target, .. }
+            | Self::Scatter { target, .. }
             | Self::Truncate { target, .. }
             | Self::Allocate { target, .. }
             | Self::CopyRange { to: target, .. }
@@ -298,10 +344,17 @@ impl Operation {
     }
 }
 
+/// What [`Operation::List`] returns for a directory with these names.
+pub fn names_in_one(mut names: Vec<Vec<u8>>) -> Vec<u8> {
+    names.sort();
+    names.join(&b"/"[..])
+}
+
 /// The name of extended attribute number `name`.
 pub fn xattr_name(name: u8) -> Vec<u8> {
     match name {
         0..6 => format!("user.x{name}").into_bytes(),
+        8..14 => XATTR_NAMES[usize::from(name) - 8].into(),
         _ => format!("user.{}", "y".repeat(200 + usize::from(name))).into_bytes(),
     }
 }

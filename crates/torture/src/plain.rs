@@ -2,6 +2,7 @@
 //! equal the model in everything, and fsck must find nothing.
 use crate::contents::{BLOCK_BYTES, describe};
 use crate::crash::expect_clean;
+use crate::files::mkfs_options;
 use crate::generator::{Generator, Profile};
 use crate::model::{Layout, Model};
 use crate::operation::{Operation, listing};
@@ -9,7 +10,7 @@ use crate::runner::{Runner, make_bases};
 use crate::snapshot::{differences, of_model, of_volume, show};
 use crate::workload::compare_outcome;
 use cairn_blockdev::{BlockDevice, MemoryDevice};
-use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::mkfs::mkfs;
 use cairn_engine::{Error, InodeNumber, SeekTarget, Volume, VolumeOptions};
 use std::sync::Arc;
 use std::time::Duration;
@@ -199,8 +200,7 @@ fn try_perform(
     done: &mut Vec<Operation>,
 ) -> Result<(), String> {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(options.volume_bytes));
-    mkfs(&*device, &MkfsOptions { log_bytes: Some(1 << 20), ..MkfsOptions::default() })
-        .map_err(|error| format!("mkfs: {error}"))?;
+    mkfs(&*device, &mkfs_options(1 << 20)).map_err(|error| format!("mkfs: {error}"))?;
     let open = || {
         Volume::open(device.clone(), options.volume_options())
             .map_err(|error| format!("open: {error}"))

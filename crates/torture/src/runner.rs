@@ -6,8 +6,8 @@ use crate::contents::pattern;
 use crate::found::Times;
 use crate::model::{Failure, Layout, Outcome, SHARED_NAME, Value, own_name};
 use crate::operation::{
-    self, Allocate, Base, Operation, Path, Rename, Special, Target, XattrSet, symlink_target,
-    xattr_name,
+    self, Allocate, Base, Name, Operation, Path, Rename, Special, Target, XattrSet, names_in_one,
+    symlink_target, xattr_name,
 };
 use cairn_engine::{
     AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode,
@@ -289,6 +289,28 @@ impl Runner {
         }
     }
 
+    /// The client's names in a directory. Each part begins at the cookie of the one before.
+    fn list(&self, directory: InodeNumber, at_a_time: u8) -> Result<Value, Error> {
+        let (mut names, mut cookie) = (Vec::new(), 0);
+        loop {
+            let mut left = at_a_time;
+            self.volume.read_directory(directory, cookie, &mut |item| {
+                let takes = left > 0;
+                if takes {
+                    left -= 1;
+                    cookie = item.cookie;
+                    if Name::belongs_to(item.name, self.client) {
+                        names.push(item.name.to_vec());
+                    }
+                }
+                takes
+            })?;
+            if left > 0 {
+                return Ok(Value::Bytes(names_in_one(names)));
+            }
+        }
+    }
+
     fn perform_on_inode(&self, index: usize, operation: &Operation) -> Outcome {
         let volume = &self.volume;
         match operation {
@@ -299,6 +321,17 @@ impl Runner {
                     *offset_bytes,
                     &pattern(*tag, *offset_bytes, *length_bytes),
                 ))
+            }
+            Operation::Scatter { target, pieces, tag } => {
+                let held = self.target(target)?;
+                nothing(pieces.offsets_bytes().try_for_each(|offset_bytes| {
+                    let bytes = pattern(*tag, offset_bytes, pieces.bytes);
+                    volume.write(held.inode, offset_bytes, &bytes)
+                }))
+            }
+            Operation::List { directory, at_a_time } => {
+                let held = self.resolve(directory)?;
+                self.list(held.inode, *at_a_time).map_err(|error| failure(&error))
             }
             Operation::Read { target, offset_bytes, length_bytes } => {
                 let held = self.target(target)?;

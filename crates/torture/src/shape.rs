@@ -1,12 +1,13 @@
 //! The runs of the crash-state test: what a volume and its clients are like, and the record of
 //! what the clients do on it.
+use crate::files::mkfs_options;
 use crate::generator::Profile;
 use crate::history::ClientHistory;
 use crate::runner::make_bases;
 use crate::sabotage::Sabotage;
 use crate::workload::{Client, session};
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
-use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::mkfs::mkfs;
 use cairn_engine::{FlushPolicy, FsyncWait, Volume, VolumeOptions};
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::random::Seeded;
@@ -112,7 +113,7 @@ pub(crate) fn record(
     sabotage: Sabotage,
 ) -> Result<Recorded, String> {
     let device = Arc::new(SimulatedDevice::new(shape.volume_bytes));
-    let options = MkfsOptions { log_bytes: Some(shape.log_bytes), ..MkfsOptions::default() };
+    let options = mkfs_options(shape.log_bytes);
     mkfs(&*device, &options).map_err(|error| format!("mkfs: {error}"))?;
     let open = || {
         Volume::open(device.clone() as Arc<dyn BlockDevice>, shape.options())

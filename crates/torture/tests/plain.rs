@@ -1,4 +1,5 @@
 //! Random operations of one client, without crashes: the volume equals the model.
+use cairn_environment::random::Seeded;
 use cairn_torture::generator::Profile;
 use cairn_torture::plain::{PlainOptions, run};
 use cairn_torture::seed_from_environment;
@@ -43,4 +44,22 @@ fn compared_after_every_operation() {
         background: false,
     };
     check(4, 600, Profile::CRASH, &options);
+}
+
+/// Each list has a mix of its own: colliding names, many extents, attributes of many parts.
+#[test]
+fn with_another_mix_for_each_list() {
+    let options = PlainOptions {
+        volume_bytes: 256 << 20,
+        compare_interval: 10,
+        remount_interval: 120,
+        background: false,
+    };
+    let mut random = Seeded::new(seed_from_environment());
+    for _ in 0..12 {
+        let profile = Profile::CRASH.swarm(&mut random);
+        if let Err(error) = run(random.next_u64(), 400, profile, &options) {
+            panic!("{profile:?}\n{error}");
+        }
+    }
 }

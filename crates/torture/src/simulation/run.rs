@@ -2,13 +2,14 @@
 use super::client::{Client, Stage};
 use super::scene::{Case, Ending, Scene};
 use crate::crash::expect_clean;
+use crate::files::mkfs_options;
 use crate::history::ClientHistory;
 use crate::runner::make_bases;
 use crate::uneven::Uneven;
 use crate::verdict::judge;
 use cairn_blockdev::simulated::RequestInfo;
 use cairn_blockdev::{BlockDevice, Operation as Deed, SimulatedDevice};
-use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::mkfs::mkfs;
 use cairn_engine::{Volume, VolumeOptions};
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::random::Seeded;
@@ -101,7 +102,7 @@ fn perform(
     counted: &mut Counted,
 ) -> Result<(), String> {
     let device = Arc::new(SimulatedDevice::new(scene.volume_bytes));
-    let options = MkfsOptions { log_bytes: Some(scene.log_bytes), ..MkfsOptions::default() };
+    let options = mkfs_options(scene.log_bytes);
     mkfs(&*device, &options).map_err(|error| format!("mkfs: {error}"))?;
     let quiet = Volume::open(device.clone() as Arc<dyn BlockDevice>, quiet_options())
         .map_err(|error| format!("open: {error}"))?;
