@@ -226,6 +226,7 @@ pub fn make_volume(device: &dyn BlockDevice, wanted: &NewVolume<'_>) -> anyhow::
         label: wanted.label.to_owned(),
         uid: rustix::process::getuid().as_raw(),
         gid: rustix::process::getgid().as_raw(),
+        ..MkfsOptions::default()
     };
     Ok(mkfs(device, &options)?)
 }
