@@ -15,10 +15,11 @@ const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 const ROOT_USER: u32 = 0;
 
 fn check_namespace(name: &[u8]) -> Result<(), Errno> {
-    if NAMESPACES.iter().any(|namespace| name.starts_with(namespace)) {
-        Ok(())
-    } else {
-        Err(Errno::OPNOTSUPP)
+    let rest = NAMESPACES.iter().find_map(|namespace| name.strip_prefix(*namespace));
+    match rest {
+        Some([]) => Err(Errno::INVAL),
+        Some(_) => Ok(()),
+        None => Err(Errno::OPNOTSUPP),
     }
 }
 
@@ -140,6 +141,10 @@ mod tests {
         }
         for name in [&b"system.posix_acl_access"[..], b"", b"user", b"other.x"] {
             assert_eq!(check_namespace(name), Err(Errno::OPNOTSUPP));
+        }
+        // The kernel refuses them for its own file systems.
+        for name in NAMESPACES {
+            assert_eq!(check_namespace(name), Err(Errno::INVAL));
         }
         assert!(
             is_made_up(ROOT_NODE, b"user.cairn.statistics")
