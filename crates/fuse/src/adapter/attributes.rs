@@ -122,7 +122,10 @@ fn time_change(
 fn attribute_change(set: &SetattrIn, is_directory: bool, in_group: bool) -> AttributeChange {
     let valid = set.valid;
     let given = |bit: u32, value: u32| (valid & bit != 0).then_some(value);
-    let changes_owner = valid & (flag::UID | flag::GID) != 0 && valid & flag::MODE == 0;
+    // Of chown(2) without an owner and without a group no more is left than a change of nothing.
+    let changes_nothing = valid & (flag::SIZE | flag::ATIME | flag::MTIME) == 0;
+    let is_chown = valid & (flag::UID | flag::GID) != 0 || changes_nothing;
+    let changes_owner = is_chown && valid & flag::MODE == 0;
     AttributeChange {
         mode: given(flag::MODE, set.mode & 0o7777),
         uid: given(flag::UID, set.uid),
@@ -156,7 +159,9 @@ impl VolumeHandler {
         set: &SetattrIn,
     ) -> Answer<AttrOut> {
         let node = InodeNumber(header.node);
-        let concerns_set_id = set.valid & (flag::UID | flag::GID | flag::KILL_SUIDGID) != 0;
+        let keeps_set_id = flag::MODE | flag::SIZE | flag::ATIME | flag::MTIME;
+        let concerns_set_id = set.valid & (flag::UID | flag::GID | flag::KILL_SUIDGID) != 0
+            || set.valid & keeps_set_id == 0;
         let (is_directory, in_group) = if concerns_set_id {
             let before = self.volume.attributes(node)?;
             (
@@ -179,6 +184,17 @@ impl VolumeHandler {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chown_of_nothing_clears_set_id_bits() {
+        let clears = |valid: u32, is_directory: bool| {
+            let set = SetattrIn { valid, ..SetattrIn::default() };
+            attribute_change(&set, is_directory, true).clear_set_id
+        };
+        assert!(clears(0, false) && clears(flag::CTIME, false) && clears(flag::UID, false));
+        assert!(!clears(0, true) && !clears(flag::MODE, false) && !clears(flag::SIZE, false));
+        assert!(!clears(flag::MTIME | flag::CTIME, false));
+    }
 
     #[test]
     fn times_are_set_to_now_or_to_a_point_before_1970() {
