@@ -1,5 +1,7 @@
-//! Names whose hashes are equal, so that they share the slots of one hash value in a directory. The
-//! hash is keyed by a seed of the volume, so the volumes of these tests are made with [`HASH_SEED`].
+//! Names whose hashes are equal, so that they share the slots of one hash value in a directory.
+//!
+//! The hash is keyed by a seed of the volume, so the volumes of these tests are made with
+//! [`HASH_SEED`].
 //!
 //! `cargo run --release -p cairn-torture --example find_colliding_names` found the names.
 

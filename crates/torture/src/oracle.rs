@@ -4,7 +4,7 @@
 //!
 //! - Each pair of an image and a set of promises counts once, however many states leave it.
 //! - What is counted was judged: promises are added after the judge has accepted what was found.
-//! - A judge that accepts a wrong state on purpose ([`crate::planted`]) is an error of the run, as
+//! - A judge that accepts a wrong state on purpose (`planted`) is an error of the run, as
 //!   any state is that it refuses.
 use crate::found::Found;
 use crate::history::ClientHistory;

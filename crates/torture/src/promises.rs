@@ -5,7 +5,7 @@
 //! - A *promise* is a fact (what a name refers to, a mode, a block of a file, a time, …) that the
 //!   recorded run changed and that was acknowledged before the crash, and whose value before that
 //!   change is the value of no state that the judge permits. So a state with that older value must
-//!   be refused, whatever else it holds; [`crate::planted`] makes such states.
+//!   be refused, whatever else it holds; `planted` makes such states.
 //! - Without an acknowledgement since the recording began no promise is in force.
 //! - The count is a lower bound. What the judge requires only because of the prefix that it finds
 //!   is left out: data of a file that may have been renamed or removed since, for example, and data

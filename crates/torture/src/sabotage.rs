@@ -1,6 +1,6 @@
 //! Deliberate faults of the instruments themselves: each makes the clients, the search or the judge
 //! blind in one way. `crates/torture/tests/oracle_mutants.rs` shows that a run with any of them
-//! fails, by a floor of [`crate::floors`] or by a wrong state of [`crate::planted`].
+//! fails, by a floor of [`crate::floors`] or by a wrong state of `planted`.
 //!
 //! Invariants: a [`ClientHistory`](crate::history::ClientHistory) carries the sabotage, so whatever
 //! records or judges with it finds it there. It is [`Sabotage::None`] unless that test sets it, and

@@ -1,6 +1,6 @@
 //! `cairn torture`: tries to break Cairn. The arguments of the runs in memory, which need no image,
 //! no mount and no right; those of the others are in `mounted`. What the runs do lives in
-//! [`runs`](crate::runs) and [`mounted`](crate::mounted).
+//! `runs` and `mounted` of this crate.
 //!
 //! Ctrl-C ends a run in order, with the report of what was done. Exit code: 0 nothing found, 1 a
 //! finding, 2 wrong usage, or this machine lacks what the run needs, 130 a second Ctrl-C.
