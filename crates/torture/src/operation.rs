@@ -32,10 +32,11 @@ impl Name {
             }
             15 => [&[first, b'T'], &[b't'; 254][..]].concat(),
             16 => vec![first, 0xFF, 0xFE, self.0, b'\n'],
-            _ => {
-                let names = &NAMES[usize::from(client) % NAMES.len()];
-                names[usize::from(self.0 - Self::COLLIDING) % names.len()].into()
-            }
+            // Of the clients behind the fourth, no names are known that collide.
+            _ => NAMES.get(usize::from(client)).map_or_else(
+                || vec![first, 0xFE, self.0],
+                |names| names[usize::from(self.0 - Self::COLLIDING) % names.len()].into(),
+            ),
         }
     }
 
