@@ -58,6 +58,8 @@ pub(crate) struct Checker<'a> {
     pub(crate) overlay: Overlay,
     /// From pass `Trees`: valid leaves of the file tree, in key order.
     pub(crate) leaves: Vec<BlockNumber>,
+    /// From pass `Trees`: for each of them, a key that none of its keys is below.
+    pub(crate) leaf_bounds: Vec<Key>,
     /// From pass `Trees`: blocks that the superblock's trees refer to.
     pub(crate) referenced: BlockSet,
     /// From pass `Trees`: extents, in those trees, of the inodes whose extents the log changes.
@@ -112,6 +114,7 @@ impl<'a> Checker<'a> {
             erroneous: Vec::new(),
             needs_rebuild: false,
             leaves: Vec::new(),
+            leaf_bounds: Vec::new(),
             referenced: BlockSet::new(reader.blocks_present()),
             earlier_extents: HashMap::new(),
             lost_nodes: Vec::new(),

@@ -11,6 +11,10 @@
 //! `passes::PASSES`. No pass panics, whatever the volume holds. The check takes no lock; no other
 //! program may use the volume meanwhile.
 //!
+//! [`TreeReader`] reads single files, [`Walk`] goes through all names, and [`extract()`] copies
+//! everything into a directory of the host. They take the state after replay, too, and change
+//! nothing.
+//!
 //! ```
 //! use cairn_blockdev::MemoryDevice;
 //! use cairn_fsck::{CheckOptions, FsckError, check};
@@ -25,6 +29,7 @@ mod block_set;
 mod checker;
 mod data;
 pub mod dump;
+pub mod extract;
 mod file_group;
 mod item_stream;
 mod items;
@@ -38,9 +43,14 @@ mod reader;
 mod repair;
 mod report;
 mod superblocks;
+mod tree_reader;
 mod trees;
+mod walk;
 
+pub use extract::extract;
 pub use report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics, Structure};
+pub use tree_reader::{Piece, TreeReader, Xattrs};
+pub use walk::{Entry, LOST_AND_FOUND, Step, Walk, shown_path};
 
 use cairn_blockdev::{BlockDevice, DeviceError};
 use std::collections::BTreeSet;

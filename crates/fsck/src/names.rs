@@ -38,3 +38,16 @@ pub(crate) fn names_of(names: &[NameFacts], inode: u64) -> &[NameFacts] {
     let count = names[first..].partition_point(|name| name.child == inode);
     &names[first..first + count]
 }
+
+/// Bytes of a name or path as text for a terminal: control characters are escaped.
+pub(crate) fn shown(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for character in String::from_utf8_lossy(bytes).chars() {
+        if character.is_control() {
+            text.extend(character.escape_default());
+        } else {
+            text.push(character);
+        }
+    }
+    text
+}

@@ -153,6 +153,7 @@ impl TreeWalk<'_, '_> {
             tree => {
                 if tree == TREE_FILES {
                     self.checker.leaves.push(node.address());
+                    self.checker.leaf_bounds.push(expected.lower);
                 }
                 self.claim_extents(node);
             }

@@ -1,5 +1,6 @@
 //! `cairn fsck`: checks a volume that is not mounted.
 use crate::EXIT_UNSOUND;
+use crate::commands::extract;
 use crate::image::{self, Image};
 use crate::repair_backup::{self, BackingUp};
 use anyhow::Context;
@@ -19,8 +20,9 @@ const EXIT_REPAIRED: u8 = 1;
 /// Files with damage whose owner gets advice.
 const ADVISED_MAX: usize = 20;
 
-/// Check a volume that is not mounted. Exit code: 0 clean, 1 repaired (the last line names the
-/// losses), 4 errors left or a member of a mirror is missing, 8 the check failed.
+/// Check a volume that is not mounted, or copy its files out of it. Exit code: 0 clean, 1 repaired
+/// (the last line names the losses), 4 errors left or a member of a mirror is missing, 8 the check
+/// failed.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Image file or block device; or several: mirror:A,B, concat:A,B.
@@ -43,6 +45,10 @@ pub struct Arguments {
     /// Undo a repair, with the file that it saved.
     #[arg(long, value_name = "FILE", conflicts_with = "repair")]
     undo: Option<PathBuf>,
+    /// Copy all files into DIR, a new or empty directory. This mounts nothing and only reads the
+    /// image. Damaged data becomes holes; the report names what is lost.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "repair", "undo"])]
+    extract: Option<PathBuf>,
     /// Repair a mirror without its missing members, and do not count them as errors.
     #[arg(long)]
     degraded: bool,
@@ -68,6 +74,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mode = if writes { OpenMode::ReadWrite } else { OpenMode::ReadOnly };
     let device = arguments.image.open(mode, arguments.degraded || !writes)?;
     image::warn_if_degraded(&*device);
+    if let Some(directory) = &arguments.extract {
+        return extract::run(&*device, &arguments.image, directory, arguments.json);
+    }
     if let Some(file) = &arguments.undo {
         let writes = repair_backup::undo(&*device, file)?;
         device.close()?;

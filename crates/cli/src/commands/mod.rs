@@ -1,6 +1,7 @@
 //! One file per command of the product.
 pub mod device;
 pub mod dump;
+mod extract;
 pub mod fsck;
 pub mod info;
 pub mod mkfs;

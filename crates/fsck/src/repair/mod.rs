@@ -17,7 +17,7 @@ mod versions;
 mod write;
 
 use crate::FsckError;
-use crate::bitmaps::allocation;
+use crate::bitmaps::{Allocation, allocation};
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
@@ -74,23 +74,15 @@ pub(crate) fn rebuild(
     if let Some(obstacle) = obstacle(checker) {
         return Ok(RepairResult::Impossible(obstacle));
     }
-    let mut collector = ItemCollector { items: BTreeMap::new() };
-    visit(&checker.reader, &checker.leaves, &checker.overlay, &mut collector)?;
     let allocation = allocation(checker);
-    let salvaged = salvage::lost_leaves(checker, &allocation, &mut collector.items);
-    if collector.items.is_empty() {
+    let (items, salvaged) = readable_items(checker, &allocation)?;
+    if items.is_empty() {
         return Ok(RepairResult::Impossible("nothing of the file tree can be read"));
-    }
-    // What the log removed stays removed, also if it was salvaged.
-    for (key, change) in &checker.overlay.changes {
-        if change.value.is_none() {
-            collector.items.remove(key);
-        }
     }
     let mut gathered = GatheredItems::default();
     // Parts of an extended attribute follow it in key order.
-    collector.items.iter().for_each(|(key, value)| gathered.add(*key, value, INODE_FIRST));
-    drop(collector);
+    items.iter().for_each(|(key, value)| gathered.add(*key, value, INODE_FIRST));
+    drop(items);
     let (mut lost, mut losses) = losses::of(&gathered, &checker.lost_nodes, &salvaged);
     extents::sort_out(&mut gathered, &checker.reader);
     let dropped = extents::drop_damaged(&mut gathered, &checker.reader, given_up);
@@ -134,6 +126,41 @@ pub(crate) fn rebuild(
         lost,
         losses,
     }))
+}
+
+/// All items that can be read after replay, those of leaves among them that only a damaged node led
+/// to.
+fn readable_items(
+    checker: &Checker<'_>,
+    allocation: &Allocation,
+) -> Result<(BTreeMap<Key, Vec<u8>>, Salvaged), FsckError> {
+    let mut collector = ItemCollector { items: BTreeMap::new() };
+    visit(&checker.reader, &checker.leaves, &checker.overlay, &mut collector)?;
+    let salvaged = salvage::lost_leaves(checker, allocation, &mut collector.items);
+    // What the log removed stays removed, also if it was salvaged.
+    for (key, change) in &checker.overlay.changes {
+        if change.value.is_none() {
+            collector.items.remove(key);
+        }
+    }
+    Ok((collector.items, salvaged))
+}
+
+/// What is left of a damaged file tree.
+pub(crate) struct Remains {
+    /// Its items.
+    pub(crate) items: BTreeMap<Key, Vec<u8>>,
+    /// Whether they are all that there were.
+    pub(crate) complete: bool,
+    /// Blocks of items that may have been removed before.
+    pub(crate) surplus_blocks: u64,
+}
+
+/// Gathers what a repair would work with.
+pub(crate) fn remains(checker: &Checker<'_>) -> Result<Remains, FsckError> {
+    let (items, salvaged) = readable_items(checker, &allocation(checker))?;
+    let (complete, surplus_blocks) = (salvaged.complete, salvaged.surplus_blocks);
+    Ok(Remains { items, complete, surplus_blocks })
 }
 
 /// The losses of the unusable nodes whose items were not all found again.
