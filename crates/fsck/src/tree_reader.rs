@@ -88,7 +88,8 @@ pub(crate) struct VolumeSummary {
 
 impl<'a> TreeReader<'a> {
     /// Opens the volume on `device`: reads superblocks, log, and all nodes of the trees. Calls
-    /// `progress` now and then.
+    /// `progress` now and then. It needs memory for the log's items; for all items if nodes are
+    /// lost.
     ///
     /// # Errors
     /// If there is no volume, or it changes meanwhile. Damage is not an error but among the
