@@ -8,6 +8,7 @@ use crate::floors::Floors;
 use crate::found::Found;
 use crate::oracle::{Checked, Oracle};
 use crate::sabotage::Sabotage;
+use crate::second_reader;
 use crate::shape::{Shape, record};
 use crate::snapshot::hash;
 use crate::survivors::{State, Survived};
@@ -61,6 +62,8 @@ pub struct CrashReport {
     pub recovered: u64,
     /// States whose log held something to replay.
     pub replayed: u64,
+    /// States that a second reader read, too, and found the same.
+    pub compared: u64,
     /// Runs that wrote more to the log than its ring holds.
     pub wrapped: u64,
     /// Times that the ring, or what fits into one checkpoint of it, was full and a commit took
@@ -104,6 +107,7 @@ impl CrashReport {
         self.after_use += other.after_use;
         self.recovered += other.recovered;
         self.replayed += other.replayed;
+        self.compared += other.compared;
         self.wrapped += other.wrapped;
         self.fallbacks += other.fallbacks;
         self.checked.add(&other.checked);
@@ -174,7 +178,12 @@ impl Judge<'_> {
             expect_clean(&*state.device).map_err(|error| format!("before recovery: {error}"))?;
         self.report.replayed += u64::from(replayable > 0);
         let volume = open_state(&state.device, true)?;
-        self.judge(&volume, state.key, position).map_err(|error| format!("read-only: {error}"))
+        let read_only = |error| format!("read-only: {error}");
+        let found = Arc::new(Found::read(&volume).map_err(read_only)?);
+        self.oracle.judge(state.key, &found, position).map_err(read_only)?;
+        second_reader::compare(&*state.device, &volume, &found)?;
+        self.report.compared += 1;
+        Ok(())
     }
 
     /// Recovers `state`, judges it, and closes it cleanly.

@@ -4,8 +4,8 @@
 //! Start at [`crash::run`] (power failures at very many points of a recorded run) and
 //! [`plain::run`] (one client, no crash, everything compared). [`model`] says what is right;
 //! [`generator`] makes operations; [`runner`] performs them on a volume; [`history`] and
-//! [`verdict`] decide whether what a crash left is permitted; [`oracle`] and [`floors`] see
-//! to it that they decide something.
+//! [`verdict`] decide whether what a crash left is permitted; [`second_reader`] reads it once more
+//! without the engine; [`oracle`] and [`floors`] see to it that they decide something.
 //!
 //! `command` is `cairn torture`, and `runs` and `mounted` are its parts: the former in memory, the
 //! latter on real mounts. Each returns a `run_report`. A simulation (feature `shuttle`) has none of
@@ -48,6 +48,7 @@ pub mod runs;
 #[doc(hidden)]
 pub mod sabotage;
 pub mod search;
+pub mod second_reader;
 pub mod sequence;
 mod shape;
 pub mod silent;

@@ -10,6 +10,7 @@ use crate::crash::{expect_clean, keep};
 use crate::found::Found;
 use crate::oracle::{Checked, Oracle};
 use crate::sabotage::Sabotage;
+use crate::second_reader;
 use crate::sequence::{Recording, quiet_options};
 use crate::snapshot::hash;
 use crate::survivors::{State, Survived, describe, sets, tears};
@@ -53,6 +54,8 @@ pub struct SearchReport {
     pub recovered: u64,
     /// Images of a second power failure, in the recovery from the first.
     pub during_recovery: u64,
+    /// Images of either kind that a second reader read, too, and found the same.
+    pub compared: u64,
     /// What that could have noticed. Each image is read in full.
     #[serde(flatten)]
     pub checked: Checked,
@@ -68,6 +71,7 @@ impl SearchReport {
         self.recovered += other.recovered;
         self.during_recovery += other.during_recovery;
         self.checked.add(&other.checked);
+        self.compared += other.compared;
     }
 }
 
@@ -185,7 +189,11 @@ impl Search<'_> {
     fn read(&mut self, state: &Arc<SimulatedDevice>) -> Result<Found, String> {
         let replayable = expect_clean(&**state)?;
         self.report.replayed += u64::from(replayable > 0);
-        Found::read(&open(state, true)?)
+        let volume = open(state, true)?;
+        let found = Found::read(&volume)?;
+        second_reader::compare(&**state, &volume, &found)?;
+        self.report.compared += 1;
+        Ok(found)
     }
 
     /// Recovers an image for good, and crashes once in that.

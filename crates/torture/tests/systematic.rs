@@ -45,6 +45,9 @@ fn sampled(seed: u64) -> CampaignOptions {
 fn sequences_of_one_step() {
     let report = campaign(Source::Systematic(1), &CampaignOptions::new(seed_from_environment()));
     assert_eq!(report.workloads, cairn_torture::systematic::STEPS.len() as u64);
+    // Each image that was read, a second reader read too.
+    let search = &report.search;
+    assert_eq!(search.compared, search.checked.images + search.during_recovery);
     assert!(
         report.search.replayed > 0
             && report.search.recovered > 0

@@ -1,18 +1,20 @@
 //! What is done with a volume that may be hostile, and what must hold whatever it contains.
 //!
-//! 1. fsck and the dumps read it.
+//! 1. fsck and the dumps read it; everything is read as an extraction reads it.
 //! 2. It is opened for reading; everything is listed and read, within bounds.
 //! 3. It is opened for writing; names and files are changed, and it is closed.
 //! 4. A copy is repaired.
 //!
 //! Rules: nothing panics or goes on for ever (the caller watches that). What fsck calls whole can
-//! be mounted, read completely and changed, and is whole afterwards. After a repair that says that
+//! be mounted, read completely and changed, and is whole afterwards; an extraction reads all of it
+//! without a problem, and finds what the engine finds. After a repair that says that
 //! no errors are left there are none; what could be mounted before can be mounted after it, and
 //! what could be read of files can still be read, unless two claimed the same blocks, or two
 //! extents of the file the same part of it: then what reading gives depends on where it begins.
 use super::loss::loss;
 use super::overlay::OverlayDevice;
 use super::walk::{Found, change, walk};
+use crate::second_reader;
 use cairn_blockdev::BlockDevice;
 use cairn_engine::{Error, Volume, VolumeOptions};
 use cairn_format::{TREE_FILES, TREE_ROOTS};
@@ -81,6 +83,7 @@ pub fn exercise(device: OverlayDevice) -> Result<Seen, String> {
     dumps(&device);
     let whole = report.as_ref().is_ok_and(|report| report.errors == 0);
     let read = read(&device, &mut seen);
+    second_reader(&device, whole, &mut seen)?;
     if whole {
         let problem = match &read {
             Ok(found) => found.errors.first().cloned(),
@@ -116,6 +119,27 @@ fn dumps(device: &OverlayDevice) {
     let others = (dump::dump_super(device), dump::dump_log(device), dump::dump_space(device));
     // What they say of a damaged volume is theirs to choose.
     drop((trees, others));
+}
+
+/// Reads everything with fsck's reader, as an extraction does. What fsck calls whole has no problem
+/// there, and is what the engine reads.
+fn second_reader(device: &Arc<OverlayDevice>, whole: bool, seen: &mut Seen) -> Result<(), String> {
+    let problems = match second_reader::read_all(&**device) {
+        Ok(problems) => problems,
+        Err(error) if whole => return Err(format!("fsck calls the volume whole, but: {error}")),
+        Err(_) => return Ok(()),
+    };
+    for problem in &problems {
+        seen.text("extract", problem);
+    }
+    if !whole {
+        return Ok(());
+    }
+    if let Some(problem) = problems.first() {
+        return Err(format!("fsck calls the volume whole, but extracting it fails: {problem}"));
+    }
+    let volume = open(device, true).map_err(|error| error.to_string())?;
+    second_reader::compare_all(&**device, &volume)
 }
 
 fn read(device: &Arc<OverlayDevice>, seen: &mut Seen) -> Result<Found, Error> {

@@ -93,6 +93,7 @@ impl fmt::Display for RunReport<CampaignFindings> {
             search.recovered,
             "and closed, checked, judged again",
         )?;
+        line(formatter, "read twice", search.compared, "by the engine and by fsck, and compared")?;
         line(formatter, "failures in recovery", search.during_recovery, "")?;
         checked(formatter, &search.checked, "checked by fsck, replayed, every byte read")?;
         writeln!(

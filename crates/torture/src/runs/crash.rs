@@ -131,6 +131,7 @@ impl fmt::Display for RunReport<CrashFindings> {
             tested.recovered,
             "and closed, checked, judged again",
         )?;
+        line(formatter, "read twice", tested.compared, "by the engine and by fsck, and compared")?;
         line(formatter, "failures in recovery", tested.during_recovery, "")?;
         line(formatter, "failures after use", tested.after_use, "of the recovered volume")?;
         line(formatter, "logs that wrapped", tested.wrapped, "")?;
