@@ -1,6 +1,6 @@
 //! Volumes that were not unmounted: which checkpoints are valid, and what is checked with them.
-use crate::Severity;
 use crate::test_volume::*;
+use crate::{Piece, Severity, Step, TreeReader, Walk};
 use cairn_format::*;
 
 const FILE: InodeNumber = InodeNumber(16);
@@ -399,4 +399,48 @@ fn garbage_in_the_log_never_panics() {
         log.volume.write_block(address, &damaged);
         assert_eq!(log.replayable(), 0, "length {length}");
     }
+}
+
+/// What the log put, replaced and removed, as files come out.
+#[test]
+fn the_state_after_replay_is_read() {
+    let mut log = Logged::new();
+    let inode = InodeNumber(log.volume.make_file(1, "second", 0));
+    let name = TestVolume::entry(inode.0, 1, "second", 0o100644);
+    let root = log.inode(INODE_ROOT);
+    log.append(&[log.inode(inode), root, (name.0, Some(name.1), EntryFlags::default())]);
+    let (old, _) = TestVolume::entry(FILE.0, 1, "file", 0o100644);
+    let new = TestVolume::entry(FILE.0, 1, "renamed", 0o100644);
+    log.volume.change_inode(INODE_ROOT.0, |item| item.size += 3);
+    let extent = log.volume.new_extent(3, ExtentKind::Data);
+    let entries = appended(&mut log, 30, &extent);
+    log.append(&entries);
+    log.append(&[
+        log.inode(INODE_ROOT),
+        (old, None, EntryFlags::default()),
+        (new.0, Some(new.1), EntryFlags::default()),
+    ]);
+    log.volume.assert_clean();
+    let reader = TreeReader::open(&log.volume.device, &mut |_| {}).unwrap();
+    let (mut names, mut data) = (Vec::new(), Vec::new());
+    for step in Walk::new(&reader) {
+        let Step::Object(entry) = step else {
+            assert!(!matches!(step, Step::Problem { .. }), "{step:?}");
+            continue;
+        };
+        names.push(String::from_utf8(entry.name.clone()).unwrap());
+        if entry.inode == FILE {
+            let mut take = |piece: Piece<'_>| match piece {
+                Piece::Data { offset_bytes, bytes } => {
+                    data.push((offset_bytes, bytes.len()));
+                    Ok(())
+                }
+                other => Err(format!("{other:?}")),
+            };
+            reader.read_file(FILE, &entry.attributes, &mut take).unwrap();
+        }
+    }
+    names.sort();
+    assert_eq!(names, ["renamed", "second"]);
+    assert_eq!(data, [(0, 25 * BLOCK_SIZE), (30 * BLOCK_SIZE as u64, 3 * BLOCK_SIZE)]);
 }

@@ -25,6 +25,9 @@ use std::rc::Rc;
 /// Leaves kept in memory: 2 MiB.
 const LEAVES_KEPT: usize = 128;
 
+/// A leaf and its number.
+type KeptLeaf = (usize, Rc<Node>);
+
 /// The extended attributes of an inode.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Xattrs {
@@ -73,7 +76,8 @@ pub struct TreeReader<'a> {
     remains: Option<BTreeMap<Key, Vec<u8>>>,
     /// Keys of the file tree that were lost.
     gaps: Vec<(Key, Option<Key>)>,
-    kept: RefCell<Vec<Option<(usize, Rc<Node>)>>>,
+    /// Leaves in memory, each in the place that its number gives.
+    kept: RefCell<Vec<Option<KeptLeaf>>>,
 }
 
 /// What identifies the volume and the state that is read.
@@ -162,9 +166,9 @@ impl<'a> TreeReader<'a> {
         value.map(|value| InodeItem::decode(&value).map_err(|error| error.problem)).transpose()
     }
 
-    /// The first name of `directory` in the slots from `from` on: its slot, and the entry or what is
-    /// wrong with it. A name that is no name of a file (empty, `.`, `..`, or with `/` or NUL) is a
-    /// problem.
+    /// The first name of `directory` in the slots from `from` on: its slot, and the entry or what
+    /// is wrong with it. A name that is no name of a file (empty, `.`, `..`, or with `/` or NUL) is
+    /// a problem.
     pub fn next_entry(
         &self,
         directory: InodeNumber,
@@ -252,8 +256,8 @@ impl<'a> TreeReader<'a> {
 
     /// Reads a regular file with these attributes, from its first byte to its last, and gives its
     /// pieces to `take` in ascending order. What no piece names is a hole, or was allocated and
-    /// never written. The data is compared with its checksums. Where two extents claim the same part
-    /// of the file, nothing of either is returned.
+    /// never written. The data is compared with its checksums. Where two extents claim the same
+    /// part of the file, nothing of either is returned.
     ///
     /// # Errors
     /// The first error of `take`.
