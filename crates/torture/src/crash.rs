@@ -4,17 +4,18 @@
 //!
 //! One run is one small volume. States of a run are taken where most is at stake: around every
 //! flush, and in between.
+use crate::files::NEW_FILE;
 use crate::floors::Floors;
 use crate::found::Found;
 use crate::oracle::{Checked, Oracle};
 use crate::sabotage::Sabotage;
 use crate::second_reader;
-use crate::shape::{Shape, record};
+use crate::shape::{FILLER_NAME, Shape, record};
 use crate::snapshot::hash;
 use crate::survivors::{State, Survived};
 use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, FileDevice, SimulatedDevice};
-use cairn_engine::{FileType, FsyncKind, NewInode, Volume, VolumeOptions};
+use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -69,6 +70,10 @@ pub struct CrashReport {
     /// Times that the ring, or what fits into one checkpoint of it, was full and a commit took
     /// over.
     pub fallbacks: u64,
+    /// Runs in which a full volume refused an operation, or did a part of it.
+    pub full: u64,
+    /// Those operations.
+    pub refused: u64,
     /// What that could have noticed. Images are told apart by the set of writes that survived.
     #[serde(flatten)]
     pub checked: Checked,
@@ -110,6 +115,8 @@ impl CrashReport {
         self.compared += other.compared;
         self.wrapped += other.wrapped;
         self.fallbacks += other.fallbacks;
+        self.full += other.full;
+        self.refused += other.refused;
         self.checked.add(&other.checked);
     }
 }
@@ -262,23 +269,26 @@ impl Judge<'_> {
         state.start_recording();
         let volume = open_state(&state, false)?;
         let name = b"after the crash";
-        let new = NewInode {
-            file_type: FileType::Regular,
-            mode: 0o600,
-            uid: 0,
-            gid: 0,
-            device: 0,
-            target: None,
-        };
         let data = vec![0xA5; 1 + self.random.below(100_000) as usize];
-        let use_it = || -> Result<(), cairn_engine::Error> {
-            let file = volume.create(volume.root(), name, &new)?.inode;
-            volume.write(file, 0, &data)?;
-            volume.fsync_blocking(file, FsyncKind::Full)?;
+        let use_it = || -> Result<(), Error> {
+            let file = match volume.create(volume.root(), name, &NEW_FILE) {
+                Err(Error::Exists) => volume.lookup(volume.root(), name)?.inode,
+                made => made?.inode,
+            };
+            let used = volume
+                .write(file, 0, &data)
+                .and_then(|()| volume.fsync_blocking(file, FsyncKind::Full));
             volume.forget(file, 1);
-            Ok(())
+            used
         };
-        use_it().map_err(|error| format!("using the recovered volume: {error}"))?;
+        let used = match use_it() {
+            // A removal is possible on every volume, and gives enough back.
+            Err(Error::NoSpace) => {
+                volume.unlink(volume.root(), FILLER_NAME).and_then(|()| use_it())
+            }
+            other => other,
+        };
+        used.map_err(|error| format!("using the recovered volume: {error}"))?;
         let mut explorer = state.explorer();
         explorer.advance_to(explorer.history_len());
         let again = State::random(&explorer, &mut self.random, self.oracle.sabotage());
@@ -364,6 +374,8 @@ fn one_run(
         operations,
         wrapped,
         fallbacks: recorded.fallbacks,
+        full: u64::from(recorded.refused > 0),
+        refused: recorded.refused,
         ..CrashReport::default()
     };
     let oracle = Oracle::new(&recorded.histories);

@@ -62,6 +62,13 @@ impl Profile {
     pub const CRASH_FULL_LOG: Profile =
         Profile { durability_interval: 12, log_pressure_percent: 30, ..Profile::CRASH };
 
+    /// Whether a client may need much space.
+    pub fn is_large(&self) -> bool {
+        self.file_bytes_max > Self::CRASH.file_bytes_max
+            || self.scatter_percent > 0
+            || self.large_xattrs
+    }
+
     /// As this one, with a mix of its own.
     #[must_use]
     pub fn swarm(self, random: &mut Seeded) -> Profile {
@@ -226,9 +233,10 @@ impl Generator {
 
     fn durability(&mut self, model: &Model) -> Operation {
         let wait = !self.profile.fsync_without_wait || self.random.chance(2, 3);
-        match self.random.below(12) {
+        match self.random.below(13) {
             0 => Operation::Sync,
             1 => Operation::Trim,
+            12 => Operation::Commit,
             2 => Operation::Fsync {
                 target: Target::Path(self.path(model, Want::Directory)),
                 data_only: false,

@@ -40,6 +40,7 @@ pub mod plain;
 mod planted;
 pub mod promises;
 pub mod references;
+pub mod refusal;
 #[cfg(not(feature = "shuttle"))]
 pub mod run_report;
 pub mod runner;

@@ -108,7 +108,7 @@ impl Model {
                 for offset_bytes in pieces.offsets_bytes() {
                     contents.write(offset_bytes, &pattern(*tag, offset_bytes, pieces.bytes));
                 }
-                Ok(Value::Nothing)
+                Ok(Value::Count(pieces.count))
             }
             Operation::Read { target, offset_bytes, length_bytes } => {
                 let (node, _) = self.regular(target)?;
@@ -159,7 +159,9 @@ impl Model {
                 effects.fsync = Some((self.target(target)?, *data_only));
                 Ok(Value::Nothing)
             }
-            Operation::Sync | Operation::Commit | Operation::Trim => Ok(Value::Nothing),
+            Operation::Sync | Operation::Commit | Operation::Trim | Operation::Refused(_) => {
+                Ok(Value::Nothing)
+            }
             other => self.perform_on_attributes(other, effects),
         }
     }

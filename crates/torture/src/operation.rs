@@ -315,6 +315,8 @@ pub enum Operation {
     Commit,
     /// Commits, and discards what is free.
     Trim,
+    /// Nothing: a full volume refused what is named here.
+    Refused(Box<Operation>),
 }
 
 impl Operation {
@@ -324,12 +326,17 @@ impl Operation {
             self,
             Self::Read { .. } | Self::List { .. } | Self::GetXattr { .. } | Self::Close { .. }
         );
-        reads || matches!(self, Self::Fsync { .. } | Self::Sync | Self::Commit | Self::Trim)
+        reads
+            || matches!(
+                self,
+                Self::Fsync { .. } | Self::Sync | Self::Commit | Self::Trim | Self::Refused(_)
+            )
     }
 
-    /// What the operation changes, if that is one inode that it names.
+    /// What the operation changes, or might have, if that is one inode that it names.
     pub fn changed_target(&self) -> Option<&Target> {
         match self {
+            Self::Refused(operation) => operation.changed_target(),
             Self::Write { target, .. }
             | Self::Scatter { target, .. }
             | Self::Truncate { target, .. }

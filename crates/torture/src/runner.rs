@@ -58,6 +58,7 @@ pub fn failure(error: &Error) -> Failure {
         Error::NotPermitted(_) => Failure::NotPermitted,
         Error::FileTooLarge(_) => Failure::TooLarge,
         Error::XattrTooLarge => Failure::XattrTooLarge,
+        Error::NoSpace => Failure::NoSpace,
         other => Failure::Other(format!("{other:?}: {other}")),
     }
 }
@@ -134,6 +135,12 @@ impl Runner {
     /// The inodes of the own and the shared directory.
     pub fn bases(&self) -> [InodeNumber; 2] {
         [self.own, self.shared]
+    }
+
+    /// How much a writer can get now.
+    pub fn available_bytes(&self) -> u64 {
+        let space = self.volume.space();
+        space.available_blocks * u64::from(space.block_size)
     }
 
     /// Inodes of the open handles.
@@ -324,10 +331,16 @@ impl Runner {
             }
             Operation::Scatter { target, pieces, tag } => {
                 let held = self.target(target)?;
-                nothing(pieces.offsets_bytes().try_for_each(|offset_bytes| {
+                let mut written = 0;
+                for offset_bytes in pieces.offsets_bytes() {
                     let bytes = pattern(*tag, offset_bytes, pieces.bytes);
-                    volume.write(held.inode, offset_bytes, &bytes)
-                }))
+                    match volume.write(held.inode, offset_bytes, &bytes) {
+                        Err(Error::NoSpace) if written > 0 => break,
+                        result => result.map_err(|error| failure(&error))?,
+                    }
+                    written += 1;
+                }
+                Ok(Value::Count(written))
             }
             Operation::List { directory, at_a_time } => {
                 let held = self.resolve(directory)?;

@@ -1,6 +1,8 @@
 //! The runs of the crash-state test: what a volume and its clients are like, and the record of
 //! what the clients do on it.
-use crate::files::mkfs_options;
+use crate::contents::BLOCK_BYTES;
+use crate::files::{NEW_FILE, mkfs_options};
+use crate::found::Found;
 use crate::generator::Profile;
 use crate::history::ClientHistory;
 use crate::runner::make_bases;
@@ -8,7 +10,7 @@ use crate::sabotage::Sabotage;
 use crate::workload::{Client, session};
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::mkfs::mkfs;
-use cairn_engine::{FlushPolicy, FsyncWait, Volume, VolumeOptions};
+use cairn_engine::{AllocateMode, Error, FlushPolicy, FsyncWait, Volume, VolumeOptions};
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::random::Seeded;
 use std::sync::Arc;
@@ -33,6 +35,56 @@ pub(crate) struct Shape {
     flush_time_us: u64,
     /// Much is logged: the ring wraps around and is full now and then.
     full_log: bool,
+    profile: Profile,
+    /// What is free, if the volume is nearly full from the beginning.
+    room: Option<Room>,
+    /// The volume is mounted read-only between two sessions.
+    read_only_between: bool,
+}
+
+/// The file in the root of a nearly full volume that holds what nobody may use.
+pub(crate) const FILLER_NAME: &[u8] = b"filler";
+
+/// What a nearly full volume has left.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    bytes: u64,
+    /// Length of its pieces; the whole, if it is in one piece.
+    piece_bytes: u64,
+}
+
+impl Room {
+    fn random(random: &mut Seeded) -> Self {
+        let bytes = [0, 256 << 10, MIB, 3 * MIB][random.below(4) as usize];
+        let piece_bytes = [4 << 10, 20 << 10, 256 << 10, bytes][random.below(4) as usize];
+        Self { bytes, piece_bytes: piece_bytes.max(4 << 10) }
+    }
+
+    /// Makes a file without a length that holds all other space, so that nobody has to read it. It
+    /// belongs to no client.
+    fn leave(self, volume: &Volume) -> Result<(), Error> {
+        let file = volume.create(volume.root(), FILLER_NAME, &NEW_FILE)?.inode;
+        let mut end = 0;
+        let mut step = volume.space().total_blocks * BLOCK_BYTES;
+        while step >= BLOCK_BYTES {
+            step = step / BLOCK_BYTES * BLOCK_BYTES;
+            match volume.allocate(file, end, step, AllocateMode::Allocate { keep_size: true }) {
+                Ok(()) => end += step,
+                Err(Error::NoSpace) => step /= 2,
+                Err(error) => return Err(error),
+            }
+        }
+        // Away from the end, so that there is something behind each piece.
+        let mut left = self.bytes;
+        let mut piece = 0;
+        while left > 0 && piece + self.piece_bytes <= end {
+            volume.allocate(file, piece, self.piece_bytes, AllocateMode::PunchHole)?;
+            left = left.saturating_sub(self.piece_bytes);
+            piece += 2 * self.piece_bytes;
+        }
+        volume.forget(file, 1);
+        volume.sync()
+    }
 }
 
 impl Shape {
@@ -41,7 +93,13 @@ impl Shape {
         // One client and no background work: such a run can be repeated exactly.
         let background = clients > 1 && random.chance(3, 4);
         let full_log = random.chance(1, 3);
-        let volume_mib = if full_log { 96 } else { [24, 32, 48, 80][random.below(4) as usize] };
+        let even = if full_log { Profile::CRASH_FULL_LOG } else { Profile::CRASH };
+        let profile = if random.chance(2, 3) { even.swarm(random) } else { even };
+        let volume_mib = match () {
+            () if full_log || profile.is_large() => 96,
+            () => [24, 32, 48, 80][random.below(4) as usize],
+        };
+        let room = random.chance(1, 4).then(|| Room::random(random));
         Self {
             volume_bytes: volume_mib * MIB,
             log_bytes: if full_log { MIB } else { MIB << random.below(3) },
@@ -64,6 +122,9 @@ impl Shape {
                 (true, false) => [0, 100, 400, 2500][random.below(4) as usize],
             },
             flush: if random.chance(1, 2) { FlushPolicy::Overlap } else { FlushPolicy::Auto },
+            profile,
+            room,
+            read_only_between: random.chance(1, 3),
         }
     }
 
@@ -105,6 +166,27 @@ pub(crate) struct Recorded {
     pub(crate) histories: Vec<ClientHistory>,
     pub(crate) log_blocks_written: u64,
     pub(crate) fallbacks: u64,
+    /// Operations that a full volume refused, or did in part.
+    pub(crate) refused: u64,
+}
+
+/// Reads all of a volume that is mounted read-only: nothing may be written.
+fn only_read(device: &Arc<SimulatedDevice>, shape: &Shape) -> Result<(), String> {
+    let before = device.history_len();
+    let options = VolumeOptions { read_only: true, ..shape.options() };
+    let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, options)
+        .map_err(|error| format!("open read-only: {error}"))?;
+    let found = Found::read(&volume)?;
+    if let Some(error) =
+        found.objects.values().find_map(|object| object.bytes.as_ref()?.as_ref().err())
+    {
+        return Err(format!("mounted read-only: {error}"));
+    }
+    volume.close().map_err(|error| format!("closing what was read: {error}"))?;
+    if device.history_len() != before {
+        return Err("a read-only mount writes".into());
+    }
+    Ok(())
 }
 
 pub(crate) fn record(
@@ -121,20 +203,25 @@ pub(crate) fn record(
     };
     let volume = open()?;
     make_bases(&volume, shape.clients).map_err(|error| format!("making the bases: {error}"))?;
+    if let Some(room) = shape.room {
+        room.leave(&volume).map_err(|error| format!("filling the volume: {error}"))?;
+    }
     volume.close().map_err(|error| format!("closing the empty volume: {error}"))?;
     device.start_recording();
     device.set_delay(Operation::Flush, Duration::from_micros(shape.flush_time_us));
     device.set_delay(Operation::Discard, if shape.trims() { DISCARD_TIME } else { Duration::ZERO });
     let order = Arc::new(AtomicU64::new(0));
-    let profile = if shape.full_log { Profile::CRASH_FULL_LOG } else { Profile::CRASH };
     let client = |client| {
-        let mut client = Client::new(client, random.next_u64(), profile, order.clone());
+        let mut client = Client::new(client, random.next_u64(), shape.profile, order.clone());
         client.history.sabotage = sabotage;
         client
     };
     let mut clients: Vec<Client> = (0..shape.clients).map(client).collect();
     let (mut log_blocks_written, mut fallbacks) = (0, 0);
-    for _ in 0..shape.sessions {
+    for number in 0..shape.sessions {
+        if number > 0 && shape.read_only_between {
+            only_read(&device, shape)?;
+        }
         let volume = open()?;
         session(&mut clients, volume.clone(), &device, shape.operations_each, shape.trims())?;
         let statistics = volume.statistics();
@@ -142,6 +229,7 @@ pub(crate) fn record(
         fallbacks +=
             statistics.log.fallbacks_ring_full + statistics.log.fallbacks_context_too_large;
     }
+    let refused = clients.iter().map(|client| client.refused).sum();
     let histories = clients.into_iter().map(|client| client.history).collect();
-    Ok(Recorded { device, histories, log_blocks_written, fallbacks })
+    Ok(Recorded { device, histories, log_blocks_written, fallbacks, refused })
 }

@@ -3,6 +3,7 @@ use crate::generator::{Generator, Profile};
 use crate::history::{Acknowledgement, ClientHistory, NotedTimes, Span};
 use crate::model::{Effects, Failure, Layout, Model, NodeId, Outcome, Value};
 use crate::operation::{Base, Operation, listing};
+use crate::refusal::{self, Done};
 use crate::runner::Runner;
 use cairn_blockdev::{DeviceCounters, SimulatedDevice};
 use cairn_engine::{Timestamp, Volume};
@@ -19,6 +20,8 @@ pub struct Client {
     model: Model,
     /// What it did.
     pub history: ClientHistory,
+    /// How many operations a full volume refused, or did in part.
+    pub refused: u64,
     order: Arc<AtomicU64>,
 }
 
@@ -60,6 +63,7 @@ impl Client {
             generator: Generator::new(seed, profile),
             history: ClientHistory::new(&model),
             model,
+            refused: 0,
             order,
         }
     }
@@ -113,8 +117,14 @@ impl Client {
         let found = runner.perform(index, &operation);
         let end = self.order.fetch_add(1, Ordering::SeqCst);
         let at = device.history_len();
+        let Done { operation, refused } =
+            refusal::done(operation, &found, || runner.available_bytes())?;
         let (expected, effects) = self.model.apply(&operation);
-        compare_outcome(index, &operation, &found, &expected)?;
+        if refused {
+            self.refused += 1;
+        } else {
+            compare_outcome(index, &operation, &found, &expected)?;
+        }
         let waited = matches!(operation, Operation::Fsync { wait: true, .. } | Operation::Sync);
         let touched = Touched::by(&operation, &effects, &self.model, begun);
         self.history.push(operation, Span { history_begin, begin, end }, &effects, &self.model);

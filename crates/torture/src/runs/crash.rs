@@ -141,6 +141,13 @@ impl fmt::Display for RunReport<CrashFindings> {
             tested.fallbacks,
             "fsyncs for which the log had no room",
         )?;
+        line(formatter, "full volumes", tested.full, "runs in which one refused something")?;
+        line(
+            formatter,
+            "operations refused",
+            tested.refused,
+            "where space lacked, in whole or in part",
+        )?;
         checked(formatter, &tested.checked, "by the set of writes that survived")?;
         writeln!(
             formatter,

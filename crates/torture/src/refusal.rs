@@ -1,0 +1,139 @@
+//! What a full volume may refuse, and what a refusal may leave behind.
+//!
+//! The model has no limit of space, so it can't say when a volume is full. It says what must be
+//! true of a refusal: only what adds something is refused, only where there is little room, and
+//! everything is as it was. Two operations have several steps, and may have done the first ones:
+//! many writes in one, and making a range zero, which begins with a hole.
+use crate::model::{Failure, Outcome, Value};
+use crate::operation::{Allocate, Operation};
+
+/// Where a writer could get this much, nothing may be refused. The largest operation of a client
+/// needs less than half of it.
+const PLENTY_BYTES: u64 = 4 << 20;
+
+/// What came of an operation.
+pub struct Done {
+    /// What was done: all of it, a part, or nothing.
+    pub operation: Operation,
+    /// Whether something was refused.
+    pub refused: bool,
+}
+
+/// Whether a full volume may refuse this. Removals, changes of attributes, and making durable what
+/// was accepted it may not.
+fn may_be_refused(operation: &Operation) -> bool {
+    match operation {
+        Operation::Create { .. }
+        | Operation::MakeDirectory { .. }
+        | Operation::MakeSymlink { .. }
+        | Operation::MakeSpecial { .. }
+        | Operation::CreateUnnamed { .. }
+        | Operation::Link { .. }
+        | Operation::LinkHandle { .. }
+        | Operation::Rename { .. }
+        | Operation::Write { .. }
+        | Operation::Scatter { .. }
+        | Operation::CopyRange { .. }
+        | Operation::SetXattr { .. } => true,
+        Operation::Allocate { mode, .. } => *mode != Allocate::Punch,
+        _ => false,
+    }
+}
+
+/// What was done of `operation`, which returned `found` on a volume where a writer can now get
+/// `available_bytes`.
+///
+/// # Errors
+/// It was refused, and must not have been.
+pub fn done(
+    operation: Operation,
+    found: &Outcome,
+    available_bytes: impl FnOnce() -> u64,
+) -> Result<Done, String> {
+    let operation = match (operation, found) {
+        (Operation::Scatter { target, mut pieces, tag }, Ok(Value::Count(written)))
+            if *written < pieces.count =>
+        {
+            pieces.count = *written;
+            Operation::Scatter { target, pieces, tag }
+        }
+        (operation, Err(Failure::NoSpace)) => {
+            if !may_be_refused(&operation) {
+                return Err(format!(
+                    "{operation:?} is refused, which gives space back or needs none"
+                ));
+            }
+            match operation {
+                Operation::Allocate {
+                    target,
+                    offset_bytes,
+                    length_bytes,
+                    mode: Allocate::Zero | Allocate::ZeroKeepSize,
+                } => Operation::Allocate {
+                    target,
+                    offset_bytes,
+                    length_bytes,
+                    mode: Allocate::Punch,
+                },
+                other => Operation::Refused(Box::new(other)),
+            }
+        }
+        (operation, _) => return Ok(Done { operation, refused: false }),
+    };
+    let available = available_bytes();
+    if available >= PLENTY_BYTES {
+        return Err(format!("a refusal left {operation:?}, where {available} bytes are available"));
+    }
+    Ok(Done { operation, refused: true })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contents::Tag;
+    use crate::operation::{Base, Path, Pieces, Target};
+
+    const FULL: fn() -> u64 = || 0;
+
+    fn target() -> Target {
+        Target::Path(Path { base: Base::Own, names: Vec::new() })
+    }
+
+    #[test]
+    fn a_full_volume_may_refuse_what_adds_something_alone() {
+        let refused = |operation| done(operation, &Err(Failure::NoSpace), FULL);
+        let xattr = Operation::RemoveXattr { target: target(), name: 0 };
+        assert!(refused(xattr.clone()).is_err());
+        assert!(refused(Operation::Sync).is_err());
+        let truncate = Operation::Truncate { target: target(), size_bytes: 0 };
+        assert!(refused(truncate).is_err());
+        let tag = Tag { client: 0, operation: 0 };
+        let write = Operation::Write { target: target(), offset_bytes: 0, length_bytes: 9, tag };
+        let Ok(Done { operation, refused: true }) = refused(write.clone()) else {
+            panic!("a write may be refused")
+        };
+        assert_eq!(operation, Operation::Refused(Box::new(write.clone())));
+        assert!(operation.changes_no_file());
+        assert!(done(write, &Err(Failure::NoSpace), || 2 * PLENTY_BYTES).is_err());
+        let other =
+            done(xattr.clone(), &Err(Failure::NoAttribute), FULL).map(|done| done.operation);
+        assert_eq!(other, Ok(xattr));
+    }
+
+    #[test]
+    fn steps_before_the_refused_one_are_done() {
+        let range =
+            |mode| Operation::Allocate { target: target(), offset_bytes: 1, length_bytes: 2, mode };
+        let zero = done(range(Allocate::Zero), &Err(Failure::NoSpace), FULL);
+        assert!(zero.is_ok_and(|done| done.refused && done.operation == range(Allocate::Punch)));
+        let pieces = |count| Operation::Scatter {
+            target: target(),
+            pieces: Pieces { first_block: 0, count, stride_blocks: 2, bytes: 1 },
+            tag: Tag { client: 0, operation: 0 },
+        };
+        let some = done(pieces(9), &Ok(Value::Count(4)), FULL);
+        assert!(some.is_ok_and(|done| done.refused && done.operation == pieces(4)));
+        let all = done(pieces(9), &Ok(Value::Count(9)), FULL);
+        assert!(all.is_ok_and(|done| !done.refused && done.operation == pieces(9)));
+    }
+}
