@@ -225,8 +225,8 @@ impl FileGroup {
             ));
         };
         let size = self.attributes.map_or(u64::MAX, |attributes| attributes.size);
-        let past_end_allowed =
-            extent.kind == ExtentKind::Unwritten || self.orphan == Some(OrphanKind::Truncate);
+        // An open file without a name may be shortened in several steps, too.
+        let past_end_allowed = extent.kind == ExtentKind::Unwritten || self.orphan.is_some();
         require(past_end_allowed || end <= blocks_for_bytes(size), || {
             format!("data up to file block {end} in a file of {size} bytes")
         })

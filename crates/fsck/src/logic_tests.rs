@@ -173,6 +173,15 @@ fn extents_that_cannot_be() {
 }
 
 #[test]
+fn a_file_without_a_name_may_be_shortened_in_several_steps() {
+    let mut volume = TestVolume::unwritten();
+    let blocks = volume.inode(ORPHAN).size.div_ceil(4096);
+    volume.add_extent(ORPHAN, blocks + 1, 2, ExtentKind::Data);
+    volume.write();
+    volume.assert_clean();
+}
+
+#[test]
 fn names_that_cannot_be() {
     expect("which does not exist", |v| {
         let (name, value) = TestVolume::entry(5000, NEW, "x", 0o100644);
