@@ -404,7 +404,7 @@ fn one_run(
 
 /// States checked of each run; all of them, when fewer are wanted: then a repetition must want as
 /// many.
-pub const STATES_PER_RUN: u64 = 250;
+pub const STATES_PER_RUN: u64 = 50;
 /// A volume without a finished run for this long hangs.
 const HANG_TIME: Duration = Duration::from_secs(240);
 

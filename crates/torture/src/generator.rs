@@ -20,8 +20,9 @@ pub struct Profile {
     pub durability_interval: u64,
     /// Extended attributes up to 64 KiB, files of a TiB.
     pub extremes: bool,
-    /// Fsyncs that no client waits for.
-    pub fsync_without_wait: bool,
+    /// The power fails: some fsyncs have no client that waits for them, and what has several steps
+    /// is left out.
+    pub crashes: bool,
     /// This percentage of operations puts an extended attribute of about 60 KiB into the log.
     pub log_pressure_percent: u64,
     /// How often operations are on data, on names, on handles and on attributes, in proportion.
@@ -42,7 +43,7 @@ impl Profile {
         file_bytes_max: 1 << 20,
         durability_interval: 40,
         extremes: true,
-        fsync_without_wait: false,
+        crashes: false,
         log_pressure_percent: 0,
         weights: [38, 38, 12, 12],
         scatter_percent: 1,
@@ -54,7 +55,7 @@ impl Profile {
         file_bytes_max: 96 << 10,
         durability_interval: 8,
         extremes: false,
-        fsync_without_wait: true,
+        crashes: true,
         scatter_percent: 0,
         ..Profile::PLAIN
     };
@@ -232,7 +233,7 @@ impl Generator {
     }
 
     fn durability(&mut self, model: &Model) -> Operation {
-        let wait = !self.profile.fsync_without_wait || self.random.chance(2, 3);
+        let wait = !self.profile.crashes || self.random.chance(2, 3);
         match self.random.below(13) {
             0 => Operation::Sync,
             1 => Operation::Trim,
@@ -375,6 +376,10 @@ impl Generator {
         }
     }
 
+    fn seconds(&mut self) -> i64 {
+        self.random.below(1 << 32) as i64 - (1 << 31)
+    }
+
     fn on_attributes(&mut self, model: &Model, tag: Tag) -> Operation {
         let target = self.target(model, Want::Any);
         let name = self.random.below(14) as u8;
@@ -385,9 +390,15 @@ impl Generator {
                 uid: self.random.below(9) as u32,
                 gid: self.random.below(9) as u32,
             },
-            5 => Operation::SetModified {
+            5 => Operation::SetModified { target, seconds: self.seconds() },
+            8 => Operation::SetAttributes {
+                size_bytes: (!self.profile.crashes && self.random.chance(1, 2))
+                    .then(|| self.offset(Self::size_of(model, &target))),
                 target,
-                seconds: self.random.below(1 << 32) as i64 - (1 << 31),
+                mode: self.random.below(0o1000) as u32,
+                uid: self.random.below(9) as u32,
+                gid: self.random.below(9) as u32,
+                seconds: self.seconds(),
             },
             6 => Operation::GetXattr { target, name },
             7 => Operation::RemoveXattr { target, name },

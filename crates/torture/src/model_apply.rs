@@ -116,10 +116,7 @@ impl Model {
                 Ok(Value::Bytes(contents.read(*offset_bytes, *length_bytes)))
             }
             Operation::Truncate { target, size_bytes } => {
-                let (node, size) = self.regular(target)?;
-                self.contents_mut(node, size != *size_bytes, effects).truncate(*size_bytes);
-                self.get(node).modified_seconds = None;
-                effects.truncated = (size != *size_bytes).then_some(node);
+                self.truncate(target, *size_bytes, effects)?;
                 Ok(Value::Nothing)
             }
             Operation::Allocate { target, offset_bytes, length_bytes, mode } => {
@@ -185,6 +182,18 @@ impl Model {
                 self.get(node).modified_seconds = Some(*seconds);
                 Ok(Value::Nothing)
             }
+            Operation::SetAttributes { target, size_bytes, mode, uid, gid, seconds } => {
+                if let Some(size_bytes) = *size_bytes {
+                    self.truncate(target, size_bytes, effects)?;
+                }
+                let node = self.target(target)?;
+                let attributes = self.get(node);
+                attributes.mode = *mode & 0o7777;
+                (attributes.uid, attributes.gid) = (*uid, *gid);
+                attributes.modified_seconds = Some(*seconds);
+                effects.metadata.insert(node);
+                Ok(Value::Nothing)
+            }
             Operation::SetXattr { target, name, length_bytes, tag, mode } => {
                 let node = self.target(target)?;
                 if *length_bytes > XATTR_BYTES_MAX {
@@ -216,6 +225,19 @@ impl Model {
             }
             other => unreachable!("{other:?} is performed elsewhere"),
         }
+    }
+
+    fn truncate(
+        &mut self,
+        target: &Target,
+        size_bytes: u64,
+        effects: &mut Effects,
+    ) -> Result<(), Failure> {
+        let (node, size) = self.regular(target)?;
+        self.contents_mut(node, size != size_bytes, effects).truncate(size_bytes);
+        self.get(node).modified_seconds = None;
+        effects.truncated = (size != size_bytes).then_some(node);
+        Ok(())
     }
 
     fn regular(&self, target: &Target) -> Result<(NodeId, u64), Failure> {

@@ -290,6 +290,16 @@ pub enum Operation {
         target: Target,
         seconds: i64,
     },
+    /// All attributes in one change. With a size it has two steps, of which a crash may leave the
+    /// first.
+    SetAttributes {
+        target: Target,
+        size_bytes: Option<u64>,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+        seconds: i64,
+    },
     SetXattr {
         target: Target,
         name: u8,
@@ -345,6 +355,7 @@ impl Operation {
             | Self::SetMode { target, .. }
             | Self::SetOwner { target, .. }
             | Self::SetModified { target, .. }
+            | Self::SetAttributes { target, .. }
             | Self::SetXattr { target, .. }
             | Self::RemoveXattr { target, .. } => Some(target),
             _ => None,

@@ -426,6 +426,18 @@ impl Runner {
                     AttributeChange { modified: Some(time), ..AttributeChange::default() },
                 )
             }
+            Operation::SetAttributes { target, size_bytes, mode, uid, gid, seconds } => {
+                let time = TimeChange::At(Timestamp { seconds: *seconds, nanoseconds: 7 });
+                let change = AttributeChange {
+                    size: *size_bytes,
+                    mode: Some(*mode),
+                    uid: Some(*uid),
+                    gid: Some(*gid),
+                    modified: Some(time),
+                    ..AttributeChange::default()
+                };
+                self.change(target, change)
+            }
             Operation::SetXattr { target, name, length_bytes, tag, mode } => {
                 let held = self.target(target)?;
                 let mode = match mode {

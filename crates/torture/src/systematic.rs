@@ -7,7 +7,7 @@
 //! the same.
 use crate::contents::Tag;
 use crate::model::{Model, Value};
-use crate::operation::{Allocate, Base, Name, Operation, Path, Rename, Target, XattrSet};
+use crate::operation::{Allocate, Base, Name, Operation, Path, Rename, Special, Target, XattrSet};
 
 const A: Name = Name(0);
 const B: Name = Name(1);
@@ -166,7 +166,88 @@ pub const STEPS: &[Step] = &[
             }]
         },
     },
+    Step {
+        name: "copy the end of a before it",
+        make: |_, _| {
+            vec![Operation::CopyRange {
+                from: file(&[A]),
+                from_offset_bytes: 4096,
+                to: file(&[A]),
+                to_offset_bytes: 100,
+                length_bytes: 1500,
+            }]
+        },
+    },
+    Step {
+        name: "set a long attribute of a",
+        make: |_, tag| {
+            vec![Operation::SetXattr {
+                target: file(&[A]),
+                name: 1,
+                length_bytes: 9000,
+                tag,
+                mode: XattrSet::Any,
+            }]
+        },
+    },
+    Step {
+        name: "set all attributes of d/b",
+        make: |_, _| {
+            vec![Operation::SetAttributes {
+                target: file(&[D, B]),
+                size_bytes: None,
+                mode: 0o4755,
+                uid: 7,
+                gid: 8,
+                seconds: -5,
+            }]
+        },
+    },
+    Step {
+        name: "write an unnamed file and link it as f",
+        make: |_, tag| {
+            vec![
+                Operation::CreateUnnamed { directory: path(&[D]), handle: 1, mode: 0o640 },
+                Operation::Write {
+                    target: Target::Handle(1),
+                    offset_bytes: 0,
+                    length_bytes: 7000,
+                    tag: next(tag),
+                },
+                Operation::LinkHandle { handle: 1, to: path(&[F]) },
+            ]
+        },
+    },
+    Step {
+        name: "open d/b, remove it, write and fsync it",
+        make: |_, tag| {
+            let target = Target::Handle(2);
+            vec![
+                Operation::Open { path: path(&[D, B]), handle: 2 },
+                Operation::Unlink { path: path(&[D, B]) },
+                Operation::Write {
+                    target: target.clone(),
+                    offset_bytes: 3000,
+                    length_bytes: 6000,
+                    tag: Tag { operation: tag.operation + 2, ..tag },
+                },
+                Operation::Fsync { target, data_only: false, wait: true },
+            ]
+        },
+    },
+    Step {
+        name: "make a fifo d/g",
+        make: |_, _| {
+            vec![Operation::MakeSpecial {
+                path: path(&[D, Name(6)]),
+                special: Special::Fifo,
+                device: 0,
+            }]
+        },
+    },
     Step { name: "fsync a", make: |_, _| vec![fsync(&[A], false)] },
+    Step { name: "fsync d/l", make: |_, _| vec![fsync(&[D, Name(11)], false)] },
+    Step { name: "fsync the root", make: |_, _| vec![fsync(&[], false)] },
     Step { name: "fdatasync a", make: |_, _| vec![fsync(&[A], true)] },
     Step { name: "fsync d/b", make: |_, _| vec![fsync(&[D, B], false)] },
     Step { name: "fsync d", make: |_, _| vec![fsync(&[D], false)] },
