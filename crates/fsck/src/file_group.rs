@@ -69,6 +69,12 @@ impl FileGroup {
         }
     }
 
+    /// Whether the inode is to be removed. Its items go in the order of their keys, some at a time:
+    /// what is left need not be complete at its beginning.
+    fn is_removed(&self) -> bool {
+        self.orphan == Some(OrphanKind::Remove)
+    }
+
     fn generation(&self, what: &str, generation: Generation) -> Checked {
         require(generation.0 > 0 && generation <= self.rules.generation_max, || {
             format!(
@@ -156,7 +162,11 @@ impl FileGroup {
     /// A further part of an extended attribute.
     pub(crate) fn xattr_part(&mut self, key: Key, value: &[u8]) -> Checked {
         let (slot, part) = (key.offset / 256, key.offset % 256);
+        let removed = self.is_removed();
         let Some(parts) = self.parts.get_mut(&slot) else {
+            if removed {
+                return Ok(());
+            }
             return Err(format!("part {part} of an extended attribute that needs none"));
         };
         require(part == parts.next, || {
@@ -179,7 +189,11 @@ impl FileGroup {
 
     /// The target of a symbolic link.
     pub(crate) fn symlink(&mut self, key: Key, value: &[u8]) -> Checked {
-        let before = self.symlink_bytes.unwrap_or(0);
+        let before = match self.symlink_bytes {
+            // What comes before it may be gone.
+            None if self.is_removed() => key.offset.saturating_mul(SYMLINK_PART_BYTES as u64),
+            bytes => bytes.unwrap_or(0),
+        };
         self.symlink_bytes = Some(before + value.len() as u64);
         self.file_type_is(FileType::Symlink, "the target of a symbolic link")?;
         let in_order = key.offset.checked_mul(SYMLINK_PART_BYTES as u64) == Some(before);
@@ -249,7 +263,7 @@ impl FileGroup {
                 compare("entries", item.entries, self.entries);
                 compare("bytes of names", item.size, self.names_bytes);
             }
-            FileType::Symlink => {
+            FileType::Symlink if self.symlink_bytes.is_some() || !self.is_removed() => {
                 compare("bytes of target", item.size, self.symlink_bytes.unwrap_or(0))
             }
             _ => {}

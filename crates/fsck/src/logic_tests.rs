@@ -182,6 +182,30 @@ fn a_file_without_a_name_may_be_shortened_in_several_steps() {
 }
 
 #[test]
+fn of_a_removed_inode_the_first_items_may_be_gone() {
+    for gone in 1..=5 {
+        let mut volume = TestVolume::unwritten();
+        volume.set_xattr(ORPHAN, "user.long", 9000);
+        let symlink = volume.make(1, "gone too", 0o120777, 0);
+        volume.change_inode(symlink, |item| item.size = 4000);
+        for (part, bytes) in [b'x'; 4000].chunks(SYMLINK_PART_BYTES).enumerate() {
+            volume.items.insert(key(symlink, ItemKind::Symlink, part as u64), bytes.to_vec());
+        }
+        volume.unlink(symlink, 1, "gone too");
+        let of_kind = |inode, kind: ItemKind| {
+            let matches = |key: &&Key| key.inode == inode && key.kind == kind as u8;
+            volume.items.keys().filter(matches).copied().collect::<Vec<_>>()
+        };
+        let attribute = [ItemKind::Xattr, ItemKind::XattrPart].map(|kind| of_kind(ORPHAN, kind));
+        let going = [attribute.concat(), of_kind(symlink, ItemKind::Symlink)].concat();
+        assert_eq!(going.len(), 3 + 2);
+        going[..gone].iter().for_each(|key| drop(volume.items.remove(key)));
+        volume.write();
+        volume.assert_clean();
+    }
+}
+
+#[test]
 fn names_that_cannot_be() {
     expect("which does not exist", |v| {
         let (name, value) = TestVolume::entry(5000, NEW, "x", 0o100644);

@@ -40,7 +40,7 @@ impl Floors {
     /// Of random runs (`cairn torture crash`).
     pub const RANDOM: Self = Self {
         runs_min: 3,
-        states_per_run: 100,
+        states_per_run: 20,
         images: 1800,
         judgements: 2000,
         acknowledgements: 65,
