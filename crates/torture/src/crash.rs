@@ -101,7 +101,23 @@ impl CrashReport {
     #[must_use]
     pub fn too_little(&self) -> Vec<String> {
         let size = (self.runs, self.states);
-        Floors::RANDOM.too_little(size, self.during_recovery, &self.checked)
+        let mut lacking = Floors::RANDOM.too_little(size, self.during_recovery, &self.checked);
+        let others = [
+            ("states that were read twice", self.compared, self.states / 3),
+            ("operations that a full volume refused", self.refused, self.refused_least()),
+        ];
+        lacking.extend(
+            others
+                .iter()
+                .filter(|(_, count, floor)| self.runs >= Floors::RANDOM.runs_min && count < floor)
+                .map(|(what, count, floor)| format!("{what}: {count}, at least {floor}")),
+        );
+        lacking
+    }
+
+    /// A quarter of the runs is on nearly full volumes; of few runs perhaps none.
+    fn refused_least(&self) -> u64 {
+        if self.runs < 40 { 0 } else { 2 * self.runs }
     }
 
     fn add(&mut self, other: &CrashReport) {

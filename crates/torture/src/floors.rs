@@ -39,24 +39,24 @@ impl Floors {
 
     /// Of random runs (`cairn torture crash`).
     pub const RANDOM: Self = Self {
-        runs_min: 3,
+        runs_min: 10,
         states_per_run: 20,
-        images: 1800,
-        judgements: 2000,
-        acknowledgements: 65,
-        torn: 600,
-        reordered: 280,
-        during_recovery: 640,
+        images: 3000,
+        judgements: 3000,
+        acknowledgements: 600,
+        torn: 850,
+        reordered: 550,
+        during_recovery: 850,
         promises: Promises {
-            names: 14_000,
-            attributes: 9500,
-            links: 8500,
-            xattrs: 6500,
-            data: 3900,
-            sizes: 1400,
-            times: 10_000,
+            names: 90_000,
+            attributes: 55_000,
+            links: 50_000,
+            xattrs: 45_000,
+            data: 120_000,
+            sizes: 10_000,
+            times: 60_000,
         },
-        planted: 80,
+        planted: 850,
     };
     /// Of searches of recorded runs (`cairn torture systematic`).
     pub const SEARCH: Self = Self {
