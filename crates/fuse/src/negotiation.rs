@@ -61,12 +61,16 @@ pub struct OptionalFeatures {
     pub writeback: bool,
     /// Serve requests over rings.
     pub ring: bool,
+    /// What the handler asks for.
+    pub capabilities: u64,
 }
 
 impl OptionalFeatures {
     fn flags(self) -> u64 {
         let flag = |wanted: bool, flag: u64| if wanted { flag } else { 0 };
-        flag(self.writeback, init_flag::WRITEBACK_CACHE) | flag(self.ring, init_flag::OVER_IO_URING)
+        flag(self.writeback, init_flag::WRITEBACK_CACHE)
+            | flag(self.ring, init_flag::OVER_IO_URING)
+            | self.capabilities
     }
 }
 
@@ -139,11 +143,12 @@ mod tests {
         }
     }
 
-    const CACHED: OptionalFeatures = OptionalFeatures { writeback: true, ring: false };
+    const CACHED: OptionalFeatures =
+        OptionalFeatures { writeback: true, ring: false, capabilities: 0 };
 
     #[test]
     fn only_what_is_wanted_and_offered_is_taken() {
-        let both = OptionalFeatures { writeback: true, ring: true };
+        let both = OptionalFeatures { writeback: true, ring: true, capabilities: 0 };
         let agreed = negotiate(&offer(7, 45), both).unwrap().unwrap();
         assert_eq!(agreed.flags, WANTED | init_flag::WRITEBACK_CACHE | init_flag::OVER_IO_URING);
         assert!(agreed.over_ring() && agreed.answer.flags2 == 1 << 9);
@@ -154,13 +159,25 @@ mod tests {
             (agreed.answer.minor, agreed.answer.flags2, agreed.answer.max_pages),
             (MINOR_VERSION, 0, 256)
         );
-        let through = negotiate(&offer(7, 45), OptionalFeatures { writeback: false, ring: false })
-            .unwrap()
-            .unwrap();
+        let through = negotiate(
+            &offer(7, 45),
+            OptionalFeatures { writeback: false, ring: false, capabilities: 0 },
+        )
+        .unwrap()
+        .unwrap();
         assert_eq!(through.flags & init_flag::WRITEBACK_CACHE, 0);
         let poor = InitIn { flags: init_flag::ASYNC_READ as u32, ..offer(7, 31) };
         let agreed = negotiate(&poor, CACHED).unwrap().unwrap();
         assert_eq!((agreed.flags, agreed.minor), (init_flag::ASYNC_READ, 31));
+    }
+
+    #[test]
+    fn a_handler_gets_what_it_asks_for_and_the_kernel_offers() {
+        let asks = OptionalFeatures { capabilities: init_flag::ASYNC_DIO, ..CACHED };
+        let agreed = negotiate(&offer(7, 45), asks).unwrap().unwrap();
+        assert_eq!(agreed.flags, WANTED | init_flag::WRITEBACK_CACHE | init_flag::ASYNC_DIO);
+        let poor = InitIn { flags: init_flag::ASYNC_READ as u32, ..offer(7, 31) };
+        assert_eq!(negotiate(&poor, asks).unwrap().unwrap().flags, init_flag::ASYNC_READ);
     }
 
     #[test]

@@ -89,6 +89,7 @@ impl Session {
         let extras = OptionalFeatures {
             writeback: options.writeback && !options.read_only,
             ring: rings.is_some(),
+            capabilities: handler.capabilities(),
         };
         let agreement = agree(&channel, extras).inspect_err(|_| {
             if let Err(error) = unmounter.detach() {
@@ -208,7 +209,7 @@ impl Unmounter {
     ///
     /// # Errors
     /// If the mount may not be unmounted.
-    pub(crate) fn detach(&self) -> Result<(), MountError> {
+    pub fn detach(&self) -> Result<(), MountError> {
         self.take_away(true)
     }
 

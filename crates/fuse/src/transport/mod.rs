@@ -83,6 +83,12 @@ pub trait Handler: Send + Sync + 'static {
         None
     }
 
+    /// Capabilities to ask the kernel for (`protocol::wire::init_flag`), beside those of every
+    /// session.
+    fn capabilities(&self) -> u64 {
+        0
+    }
+
     /// The memory for the data of WRITEs.
     fn buffers(&self) -> BlockPool {
         BlockPool::new(0)
