@@ -24,7 +24,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("engine", &["btree", "log", "space", "format", "blockdev", "environment"]),
     ("fuse", &["engine", "format", "blockdev", "environment"]),
     ("harness", &["environment"]),
-    ("torture", &["harness", "engine", "fsck", "format", "blockdev", "environment"]),
+    ("torture", &["harness", "fuse", "engine", "fsck", "format", "blockdev", "environment"]),
     ("bench", &["harness", "fuse", "engine", "format", "blockdev", "environment"]),
     (
         "cli",
@@ -89,6 +89,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/harness/src/allocations.rs",
     "crates/torture/src/mounted/asynchronous.rs",
     "crates/torture/src/mounted/mapping.rs",
+    "crates/torture/src/recorded/own_files.rs",
     "crates/torture/tests/hostile.rs",
     "crates/fuse/src/transport/ring/kernel_ring.rs",
 ];

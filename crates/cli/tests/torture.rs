@@ -240,6 +240,25 @@ fn a_round_on_a_real_mount_reports_and_leaves_nothing() {
     torture.refuses(&["kill9", "--work", "missing"], "missing: No such file");
 }
 
+#[test]
+fn recorded_runs_need_a_mount_and_leave_none() {
+    let Some((torture, _alone)) = Torture::mounting() else { return };
+    let folder = torture.folder.path();
+    let run = |temporary: &Path| -> Told {
+        let mut command = torture.command(&["recorded", "--states", "60", "--seed", "7", "--json"]);
+        command.env("TMPDIR", temporary).output().unwrap().into()
+    };
+    let told = run(folder);
+    let report = told.json();
+    assert_eq!(told.code, Some(0), "{report}\n{}", told.errors);
+    assert_eq!((&report["command"], &report["passed"]), (&"recorded".into(), &true.into()));
+    assert!(report["states"].as_u64() >= Some(60), "{report}");
+    torture.assert_clean();
+    let told = run(&folder.join("missing"));
+    assert_eq!(told.code, Some(2), "{}{}", told.output, told.errors);
+    assert!(told.errors.contains("cannot make the folder"), "{}", told.errors);
+}
+
 /// A run on a file system in memory of its own; both end with this.
 struct Filled<'t> {
     run: Option<Child>,

@@ -7,6 +7,7 @@
 use crate::files::NEW_FILE;
 use crate::floors::Floors;
 use crate::found::Found;
+use crate::medium::Medium;
 use crate::oracle::{Checked, Oracle};
 use crate::sabotage::Sabotage;
 use crate::second_reader;
@@ -33,6 +34,8 @@ use std::time::Duration;
 pub struct CrashOptions {
     /// Seed of everything.
     pub seed: u64,
+    /// The way from the volume to the device that records.
+    pub medium: Medium,
     /// Crash states to check, over all runs.
     pub states: u64,
     /// Only this run.
@@ -378,11 +381,12 @@ fn one_run(
     shape: &Shape,
     mut random: Seeded,
     states: u64,
-    keep_in: Option<&Path>,
+    options: &CrashOptions,
     sabotage: Sabotage,
 ) -> Result<CrashReport, String> {
-    let recorded =
-        record(shape, &mut random, sabotage).map_err(|error| format!("{shape:?}\n  {error}"))?;
+    let keep_in = options.keep_in.as_deref();
+    let recorded = record(shape, &mut random, options.medium, sabotage)
+        .map_err(|error| format!("{shape:?}\n  {error}"))?;
     let operations = recorded.histories.iter().map(|history| history.operations.len() as u64).sum();
     let wrapped = u64::from(recorded.log_blocks_written * 4096 > shape.log_bytes);
     let report = CrashReport {
@@ -444,13 +448,12 @@ impl Shared {
             Seeded::new(Seeded::new(options.seed ^ number.wrapping_mul(0x9e37_79b9)).next_u64());
         let shape = Shape::random(&mut random);
         let states = STATES_PER_RUN.min(options.states);
-        let keep_in = options.keep_in.as_deref();
-        let run = AssertUnwindSafe(|| one_run(&shape, random, states, keep_in, self.sabotage));
+        let run = AssertUnwindSafe(|| one_run(&shape, random, states, options, self.sabotage));
         let report =
             catch_unwind(run).unwrap_or_else(|_| Err("a panic, whose message is above".into()));
         report.map_err(|error| CrashFinding {
             run: Some(number),
-            repeats_exactly: shape.repeats_exactly(),
+            repeats_exactly: shape.repeats_exactly() && options.medium == Medium::Simulated,
             problem: format!("run {number} of seed {}: {error}", options.seed),
         })
     }

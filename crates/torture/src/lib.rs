@@ -30,6 +30,7 @@ pub mod generator;
 pub mod history;
 pub mod hostile;
 pub mod lying;
+pub mod medium;
 pub mod model;
 mod model_apply;
 #[cfg(not(feature = "shuttle"))]
@@ -39,6 +40,8 @@ pub mod oracle;
 pub mod plain;
 mod planted;
 pub mod promises;
+#[cfg(not(feature = "shuttle"))]
+pub mod recorded;
 pub mod references;
 pub mod refusal;
 #[cfg(not(feature = "shuttle"))]

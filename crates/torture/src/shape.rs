@@ -5,6 +5,7 @@ use crate::files::{NEW_FILE, mkfs_options};
 use crate::found::Found;
 use crate::generator::Profile;
 use crate::history::ClientHistory;
+use crate::medium::Medium;
 use crate::runner::make_bases;
 use crate::sabotage::Sabotage;
 use crate::workload::{Client, session};
@@ -171,11 +172,15 @@ pub(crate) struct Recorded {
 }
 
 /// Reads all of a volume that is mounted read-only: nothing may be written.
-fn only_read(device: &Arc<SimulatedDevice>, shape: &Shape) -> Result<(), String> {
+fn only_read(
+    device: &SimulatedDevice,
+    opened: Arc<dyn BlockDevice>,
+    shape: &Shape,
+) -> Result<(), String> {
     let before = device.history_len();
     let options = VolumeOptions { read_only: true, ..shape.options() };
-    let volume = Volume::open(device.clone() as Arc<dyn BlockDevice>, options)
-        .map_err(|error| format!("open read-only: {error}"))?;
+    let volume =
+        Volume::open(opened, options).map_err(|error| format!("open read-only: {error}"))?;
     let found = Found::read(&volume)?;
     if let Some(error) =
         found.objects.values().find_map(|object| object.bytes.as_ref()?.as_ref().err())
@@ -192,38 +197,47 @@ fn only_read(device: &Arc<SimulatedDevice>, shape: &Shape) -> Result<(), String>
 pub(crate) fn record(
     shape: &Shape,
     random: &mut Seeded,
+    medium: Medium,
     sabotage: Sabotage,
 ) -> Result<Recorded, String> {
     let device = Arc::new(SimulatedDevice::new(shape.volume_bytes));
+    let way = medium.reach(&device, random);
     let options = mkfs_options(shape.log_bytes);
-    mkfs(&*device, &options).map_err(|error| format!("mkfs: {error}"))?;
-    let open = || {
-        Volume::open(device.clone() as Arc<dyn BlockDevice>, shape.options())
-            .map_err(|error| format!("open: {error}"))
-    };
+    mkfs(&*way.make()?, &options).map_err(|error| format!("mkfs: {error}"))?;
+    let open =
+        || Volume::open(way.open()?, shape.options()).map_err(|error| format!("open: {error}"));
     let volume = open()?;
     make_bases(&volume, shape.clients).map_err(|error| format!("making the bases: {error}"))?;
     if let Some(room) = shape.room {
         room.leave(&volume).map_err(|error| format!("filling the volume: {error}"))?;
     }
     volume.close().map_err(|error| format!("closing the empty volume: {error}"))?;
+    drop(volume);
     device.start_recording();
     device.set_delay(Operation::Flush, Duration::from_micros(shape.flush_time_us));
     device.set_delay(Operation::Discard, if shape.trims() { DISCARD_TIME } else { Duration::ZERO });
     let order = Arc::new(AtomicU64::new(0));
+    let mut profile = shape.profile;
+    // Writes of 256 KiB and more don't fill holes.
+    if medium != Medium::Simulated && random.chance(1, 2) {
+        profile.file_bytes_max = 768 << 10;
+    }
     let client = |client| {
-        let mut client = Client::new(client, random.next_u64(), shape.profile, order.clone());
+        let mut client = Client::new(client, random.next_u64(), profile, order.clone());
         client.history.sabotage = sabotage;
         client
     };
     let mut clients: Vec<Client> = (0..shape.clients).map(client).collect();
     let (mut log_blocks_written, mut fallbacks) = (0, 0);
-    for number in 0..shape.sessions {
+    // Each time it is opened, a file is looked at for the holes that discards have made.
+    let times = if medium == Medium::Simulated { 1 } else { 3 };
+    for number in 0..shape.sessions * times {
         if number > 0 && shape.read_only_between {
-            only_read(&device, shape)?;
+            only_read(&device, way.open()?, shape)?;
         }
         let volume = open()?;
-        session(&mut clients, volume.clone(), &device, shape.operations_each, shape.trims())?;
+        let operations_each = shape.operations_each / times;
+        session(&mut clients, volume.clone(), &device, operations_each, shape.trims())?;
         let statistics = volume.statistics();
         log_blocks_written += statistics.log.blocks_written;
         fallbacks +=

@@ -2,12 +2,14 @@
 //!
 //! `CAIRN_CRASH_STATES` says how many (1,000 by default), `CAIRN_SEED` which.
 use cairn_torture::crash::{CrashOptions, run};
+use cairn_torture::medium::Medium;
 use cairn_torture::{number_from_environment, seed_from_environment};
 
 #[test]
 fn every_crash_state_recovers_to_a_prefix() {
     let options = CrashOptions {
         seed: seed_from_environment(),
+        medium: Medium::Simulated,
         states: number_from_environment("CAIRN_CRASH_STATES").unwrap_or(1000),
         only_run: number_from_environment("CAIRN_CRASH_RUN"),
         threads: 2,

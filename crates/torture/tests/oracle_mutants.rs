@@ -5,6 +5,7 @@
 use cairn_environment::atomic::AtomicBool;
 use cairn_torture::campaign::{CampaignOptions, CampaignReport, Source, run};
 use cairn_torture::crash::{CrashFinding, CrashOptions, CrashReport, run_sabotaged};
+use cairn_torture::medium::Medium;
 use cairn_torture::sabotage::Sabotage;
 use cairn_torture::seed_from_environment;
 use std::sync::Arc;
@@ -121,6 +122,7 @@ const RANDOM_RUNS: &[(Sabotage, Killer)] = &[
 fn random_runs(sabotage: Sabotage) -> (CrashReport, Option<CrashFinding>) {
     let options = CrashOptions {
         seed: seed_from_environment(),
+        medium: Medium::Simulated,
         states: 1000,
         only_run: None,
         threads: 2,

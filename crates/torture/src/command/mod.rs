@@ -9,6 +9,7 @@ mod mounted;
 use crate::ace::AceFile;
 use crate::campaign::{CampaignOptions, Source};
 use crate::crash::CrashOptions;
+use crate::medium::Medium;
 use crate::run_report::RunReport;
 use crate::runs::{self, fuzz};
 use crate::search::SearchOptions;
@@ -27,7 +28,7 @@ use std::time::Duration;
 /// acknowledged may be lost.
 ///
 /// crash, systematic, ace, faults and fuzz run in memory and need no privileges. kill9, shutdown,
-/// sync and soak mount volumes and need /dev/fuse; vm needs QEMU. Every finding is printed with the
+/// sync and soak mount volumes and need /dev/fuse, as recorded does; vm needs QEMU. Every finding is printed with the
 /// command that repeats it. Exit code: 0 nothing was found, 1 something was found, 2 wrong usage or
 /// the run was impossible, 130 a second Ctrl-C ended the run at once.
 #[derive(clap::Args)]
@@ -39,6 +40,7 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Crash(Crash),
+    Recorded(Recorded),
     Systematic(Systematic),
     Ace(Ace),
     Faults(Faults),
@@ -58,6 +60,24 @@ enum Command {
 /// after it, too.
 #[derive(Parser)]
 struct Crash {
+    #[command(flatten)]
+    amount: Amount,
+}
+
+/// Runs as of `crash`, but each volume is an image file below a mount of this program, which
+/// records what reaches the file.
+///
+/// So the code for real files meets power failures as well: direct I/O, io_uring, fdatasync, the
+/// filling of holes, discards. Requests take random times and overtake each other, and some writes
+/// are short. Needs /dev/fuse; without root also fusermount3.
+#[derive(Parser)]
+struct Recorded {
+    #[command(flatten)]
+    amount: Amount,
+}
+
+#[derive(clap::Args)]
+struct Amount {
     /// Crash states to check [default: 20000, or as many as --seconds allows].
     #[arg(long, value_name = "N", value_parser = from_one())]
     states: Option<u64>,
@@ -216,7 +236,8 @@ pub fn check_mount_options(
 /// When a file can't be read, or the test itself fails.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.command {
-        Command::Crash(crash) => crash.run(),
+        Command::Crash(crash) => crash.amount.run(Medium::Simulated),
+        Command::Recorded(recorded) => recorded.amount.run(Medium::File),
         Command::Systematic(systematic) => systematic.run(),
         Command::Ace(ace) => ace.run(),
         Command::Faults(faults) => faults.run(),
@@ -239,12 +260,14 @@ where
     Ok(if report.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-impl Crash {
-    fn run(&self) -> anyhow::Result<ExitCode> {
+impl Amount {
+    fn run(&self, medium: Medium) -> anyhow::Result<ExitCode> {
+        medium.check().map_err(anyhow::Error::msg)?;
         let interrupt = Interrupt::by_signals_with_notice()?;
         let default_states = if self.common.seconds.is_some() { u64::MAX } else { 20_000 };
         let options = CrashOptions {
             seed: self.common.seed(),
+            medium,
             states: self.states.unwrap_or(default_states),
             only_run: self.run,
             threads: self.common.threads(),

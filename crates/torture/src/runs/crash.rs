@@ -43,7 +43,7 @@ pub fn run(
         interrupted || !passed || report.tested.runs > 0,
         "nothing was tested: --seconds leaves no time for it"
     );
-    Ok(RunReport { command: "crash".into(), seed, passed, interrupted, report })
+    Ok(RunReport { command: options.medium.command().into(), seed, passed, interrupted, report })
 }
 
 /// The processor's time of this process, all threads together, where the system reports it.
@@ -83,7 +83,8 @@ impl CrashFindings {
             } else {
                 String::new()
             };
-            format!("cairn torture crash --seed {}{run}{states}", options.seed)
+            let command = options.medium.command();
+            format!("cairn torture {command} --seed {}{run}{states}", options.seed)
         });
         let states_per_minute_and_core = tested.states as f64 * 60.0 / processor_seconds.max(1e-9);
         CrashFindings {
@@ -178,10 +179,12 @@ impl fmt::Display for RunReport<CrashFindings> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::medium::Medium;
 
     fn told_crash(states: u64, finding: Option<CrashFinding>) -> RunReport<CrashFindings> {
         let options = CrashOptions {
             seed: 5,
+            medium: Medium::Simulated,
             states,
             only_run: None,
             threads: 2,
