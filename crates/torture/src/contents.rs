@@ -1,9 +1,11 @@
 //! File contents of the model, block by block, and the pattern that test data is made of.
 //!
-//! Invariants: bytes at and after `size_bytes` are zero; a block that is absent reads as zeros.
+//! Invariants: bytes at and after `size_bytes` are zero; a block that is absent reads as zeros. What
+//! was written is allocated, and so is what fallocate asked for, also behind the end, until all of
+//! a block is cut off or punched out.
 //! Blocks are shared by reference, so that every version of a block in a file's history costs 4 KiB
 //! once.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Bytes of one block.
@@ -17,6 +19,7 @@ pub type Block = Arc<[u8; BLOCK_BYTES as usize]>;
 pub struct Contents {
     size_bytes: u64,
     blocks: BTreeMap<u64, Block>,
+    allocated: Arc<BTreeSet<u64>>,
 }
 
 impl Contents {
@@ -30,8 +33,23 @@ impl Contents {
         &self.blocks
     }
 
+    /// The blocks that have a place on the device, once all is written.
+    pub fn allocated(&self) -> &Arc<BTreeSet<u64>> {
+        &self.allocated
+    }
+
+    /// Allocates the blocks that a range touches.
+    pub fn allocate(&mut self, offset_bytes: u64, length_bytes: u64) {
+        let blocks =
+            offset_bytes / BLOCK_BYTES..(offset_bytes + length_bytes).div_ceil(BLOCK_BYTES);
+        if length_bytes > 0 && blocks.clone().any(|block| !self.allocated.contains(&block)) {
+            Arc::make_mut(&mut self.allocated).extend(blocks);
+        }
+    }
+
     /// Writes `bytes` at `offset_bytes`; the file grows as needed.
     pub fn write(&mut self, offset_bytes: u64, bytes: &[u8]) {
+        self.allocate(offset_bytes, bytes.len() as u64);
         let mut done = 0;
         while done < bytes.len() {
             let position = offset_bytes + done as u64;
@@ -49,11 +67,16 @@ impl Contents {
         }
     }
 
-    /// Makes a range read as zeros, without changing the size.
+    /// Makes a range read as zeros, without changing the size; what is a whole block of it becomes
+    /// a hole.
     pub fn zero(&mut self, offset_bytes: u64, length_bytes: u64) {
         let end = offset_bytes.saturating_add(length_bytes);
         if offset_bytes >= end {
             return;
+        }
+        let whole = offset_bytes.div_ceil(BLOCK_BYTES)..end / BLOCK_BYTES;
+        if self.allocated.iter().any(|block| whole.contains(block)) {
+            Arc::make_mut(&mut self.allocated).retain(|block| !whole.contains(block));
         }
         let touched: Vec<u64> = self
             .blocks

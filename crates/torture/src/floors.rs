@@ -55,6 +55,7 @@ impl Floors {
             data: 120_000,
             sizes: 10_000,
             times: 60_000,
+            allocation: 0,
         },
         planted: 850,
     };
@@ -76,6 +77,7 @@ impl Floors {
             data: 17,
             sizes: 15,
             times: 480,
+            allocation: 0,
         },
         planted: 40,
     };
@@ -89,6 +91,7 @@ impl Floors {
             data: 0,
             sizes: 0,
             times: Self::SEARCH.promises.times,
+            allocation: 0,
         },
         ..Self::SEARCH
     };
@@ -110,6 +113,7 @@ impl Floors {
             data: 720,
             sizes: 360,
             times: 2200,
+            allocation: 0,
         },
         planted: 1600,
     };

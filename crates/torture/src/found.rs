@@ -1,7 +1,8 @@
 //! What a volume holds, as plain data: every name, every attribute, every byte. It is read once and
 //! can be judged many times, since one image may be what several crashes leave.
+use crate::contents::BLOCK_BYTES;
 use crate::snapshot::{Snapshot, of_volume, show};
-use cairn_engine::{Attributes, FileType, InodeNumber, Timestamp, Volume};
+use cairn_engine::{Attributes, Error, FileType, InodeNumber, SeekTarget, Timestamp, Volume};
 use std::collections::BTreeMap;
 
 /// Entries of a directory that are read at once.
@@ -36,6 +37,8 @@ pub struct FoundObject {
     pub times: Times,
     /// Length.
     pub size_bytes: u64,
+    /// Blocks of 4 KiB that it occupies.
+    pub blocks: u64,
     /// All bytes of a regular file, or why they could not be read.
     pub bytes: Option<Result<Vec<u8>, String>>,
 }
@@ -80,8 +83,44 @@ fn object(volume: &Volume, attributes: &Attributes) -> FoundObject {
         if bytes.len() as u64 != size_bytes {
             return Err(format!("{} bytes could be read of {size_bytes}", bytes.len()));
         }
+        holes_are_zeros(volume, attributes.inode, &bytes)?;
         Ok(bytes)
     };
     let bytes = (attributes.file_type == FileType::Regular).then(read);
-    FoundObject { times: Times::of(attributes), size_bytes, bytes }
+    let blocks = attributes.blocks_512 * 512 / BLOCK_BYTES;
+    FoundObject { times: Times::of(attributes), size_bytes, blocks, bytes }
+}
+
+/// What `seek` calls a hole must be zeros, and each hole and stretch of data comes to an end.
+pub(crate) fn holes_are_zeros(
+    volume: &Volume,
+    inode: InodeNumber,
+    bytes: &[u8],
+) -> Result<(), String> {
+    let size = bytes.len() as u64;
+    let seek = |at, target| match volume.seek(inode, at, target) {
+        Ok(found) if found < at || found > size => {
+            Err(format!("seeking {target:?} from {at} leads to {found}"))
+        }
+        Ok(found) => Ok(found),
+        Err(Error::OutOfRange) => Ok(size),
+        Err(error) => Err(format!("seeking {target:?} from {at}: {error}")),
+    };
+    let mut at = 0;
+    while at < size {
+        let data = seek(at, SeekTarget::Data)?;
+        if bytes[at as usize..data as usize].iter().any(|byte| *byte != 0) {
+            return Err(format!(
+                "seek says that {at} to {data} is a hole, but there is data in it"
+            ));
+        }
+        if data == size {
+            break;
+        }
+        at = seek(data, SeekTarget::Hole)?;
+        if at == data {
+            return Err(format!("seek finds data and a hole at {at}"));
+        }
+    }
+    Ok(())
 }

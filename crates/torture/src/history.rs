@@ -11,7 +11,8 @@ use crate::operation::{Allocate, Operation};
 use crate::sabotage::Sabotage;
 use crate::snapshot::{Snapshot, of_model};
 use cairn_engine::Timestamp;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// When an operation ran.
@@ -41,6 +42,11 @@ pub struct FileHistory {
     pub sizes: Vec<(usize, u64)>,
     /// Versions of each block, each from its prefix on; `None` is a block of zeros.
     pub blocks: BTreeMap<u64, Vec<(usize, Option<Block>)>>,
+    /// Which blocks are allocated, each set from its prefix on.
+    pub allocated: Vec<(usize, Arc<BTreeSet<u64>>)>,
+    /// Blocks that were cut off or punched out: what they held before cannot be found where that
+    /// is.
+    pub gone: Vec<(usize, Range<u64>)>,
     /// Truncations.
     pub truncations: Vec<usize>,
     /// Renames that put the file in the place of another.
@@ -194,6 +200,9 @@ impl ClientHistory {
                     ..
                 }
             );
+        if let Some((node, blocks)) = &effects.gone {
+            self.files.entry(*node).or_default().gone.push((prefix, blocks.clone()));
+        }
         for node in &effects.data {
             let certain = self.certain.entry(*node).or_default();
             certain.data = if adds_data {
@@ -203,6 +212,7 @@ impl ClientHistory {
             } else {
                 certain.data
             };
+            self.record_steps(*node, prefix, &operation, effects);
             self.record_contents(*node, prefix, model);
         }
         if let Some(node) = effects.truncated {
@@ -229,12 +239,38 @@ impl ClientHistory {
         self.spans.push(span);
     }
 
+    /// What lies between the steps of the operation that was performed last.
+    fn record_steps(
+        &mut self,
+        node: NodeId,
+        prefix: usize,
+        operation: &Operation,
+        effects: &Effects,
+    ) {
+        let file = self.files.entry(node).or_default();
+        if let Some(allocated) = &effects.allocated_between {
+            file.allocated.push((prefix, Arc::clone(allocated)));
+        }
+        if let Operation::Scatter { pieces, .. } = operation {
+            for offset_bytes in pieces.offsets_bytes() {
+                let end = offset_bytes + pieces.bytes;
+                if end > file.sizes.last().map_or(0, |(_, size)| *size) {
+                    file.sizes.push((prefix, end));
+                }
+            }
+        }
+    }
+
     fn record_contents(&mut self, node: NodeId, prefix: usize, model: &Model) {
         let Some(contents) = model.node(node).and_then(|node| node.contents()) else { return };
         let before = self.previous.entry(node).or_default();
         let file = self.files.entry(node).or_default();
         if file.sizes.last().map_or(0, |(_, size)| *size) != contents.size_bytes() {
             file.sizes.push((prefix, contents.size_bytes()));
+        }
+        let last = file.allocated.last().map(|(_, set)| set);
+        if last.map_or(!contents.allocated().is_empty(), |last| last != contents.allocated()) {
+            file.allocated.push((prefix, Arc::clone(contents.allocated())));
         }
         for block in before.changed_blocks(contents) {
             file.blocks
@@ -243,6 +279,11 @@ impl ClientHistory {
                 .push((prefix, contents.blocks().get(&block).cloned()));
         }
         *before = contents.clone();
+    }
+
+    /// The times of a node that were noted last.
+    pub(crate) fn times_of(&self, node: NodeId) -> Option<Times> {
+        self.times.get(&node)?.versions.last().map(|(_, noted)| noted.times)
     }
 
     /// Notes the times that a node has after the operation that was added last.

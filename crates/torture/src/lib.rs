@@ -61,6 +61,7 @@ pub mod simulation;
 pub mod snapshot;
 pub mod survivors;
 pub mod systematic;
+mod times;
 pub mod uneven;
 pub mod verdict;
 pub mod watchdog;

@@ -10,6 +10,7 @@
 use crate::contents::Contents;
 use crate::operation::{Base, Name, Path, Special, Target};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Number of a node of the model; never used twice.
@@ -158,6 +159,11 @@ pub struct Effects {
     pub replacement: Option<NodeId>,
     /// The file that was truncated.
     pub truncated: Option<NodeId>,
+    /// What was allocated between the two steps of an operation: a range that is to be zero is a
+    /// hole before it is filled.
+    pub allocated_between: Option<Arc<BTreeSet<u64>>>,
+    /// The file that lost whole blocks, and which.
+    pub gone: Option<(NodeId, Range<u64>)>,
     /// Node and kind of an fsync.
     pub fsync: Option<(NodeId, bool)>,
 }

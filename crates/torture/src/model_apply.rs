@@ -1,5 +1,5 @@
 //! What each operation does to the [`Model`], and what it must return.
-use crate::contents::pattern;
+use crate::contents::{BLOCK_BYTES, pattern};
 use crate::model::{Body, Effects, Failure, Model, Node, NodeId, Outcome, Value, XattrValue};
 use crate::operation::{
     Allocate, Name, Operation, Path, Rename, Special, Target, XattrSet, names_in_one,
@@ -128,6 +128,13 @@ impl Model {
                 let contents = self.contents_mut(node, true, effects);
                 if matches!(mode, Allocate::Punch | Allocate::Zero | Allocate::ZeroKeepSize) {
                     contents.zero(*offset_bytes, *length_bytes);
+                    let end = offset_bytes + length_bytes;
+                    let whole = offset_bytes.div_ceil(BLOCK_BYTES)..end / BLOCK_BYTES;
+                    effects.allocated_between = Some(Arc::clone(contents.allocated()));
+                    effects.gone = (!whole.is_empty()).then_some((node, whole));
+                }
+                if *mode != Allocate::Punch {
+                    contents.allocate(*offset_bytes, *length_bytes);
                 }
                 if matches!(mode, Allocate::Extend | Allocate::Zero) {
                     contents.extend(offset_bytes + length_bytes);
@@ -237,6 +244,8 @@ impl Model {
         self.contents_mut(node, size != size_bytes, effects).truncate(size_bytes);
         self.get(node).modified_seconds = None;
         effects.truncated = (size != size_bytes).then_some(node);
+        effects.gone =
+            (size_bytes < size).then(|| (node, size_bytes.div_ceil(BLOCK_BYTES)..u64::MAX));
         Ok(())
     }
 

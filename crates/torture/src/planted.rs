@@ -86,6 +86,7 @@ pub(crate) fn with_older(found: &Found, promise: &Promise<'_>) -> Option<(Found,
         Older::Links(older) => there.links = older.links,
         Older::Xattrs(older) => there.xattrs.clone_from(&older.xattrs),
         Older::Size(size_bytes) => object.size_bytes = size_bytes,
+        Older::Allocation(blocks) => object.blocks = blocks,
         Older::Time(which, time) => *which.within(&mut object.times) = time,
         Older::Data(block, older) => {
             let Some(Ok(bytes)) = &mut object.bytes else { return None };
@@ -106,7 +107,7 @@ pub(crate) fn with_older(found: &Found, promise: &Promise<'_>) -> Option<(Found,
 fn empty_object(is_file: bool) -> FoundObject {
     let never = Timestamp { seconds: 0, nanoseconds: 0 };
     let times = Times { modified: never, changed: never, created: never };
-    FoundObject { times, size_bytes: 0, bytes: is_file.then(|| Ok(Vec::new())) }
+    FoundObject { times, size_bytes: 0, blocks: 0, bytes: is_file.then(|| Ok(Vec::new())) }
 }
 
 /// As many bytes as name their origin: no version of a file begins with others by chance.

@@ -10,13 +10,13 @@
 //! - The count is a lower bound. What the judge requires only because of the prefix that it finds
 //!   is left out: data of a file that may have been renamed or removed since, for example, and data
 //!   behind the shortest size that may be found.
-//! - Where a file is stored, how much of it is allocated, and times of access are no kinds: the
-//!   judge does not compare them.
+//! - Where a file is stored, and times of access are no kinds: the judge does not compare them.
 use crate::contents::{BLOCK_BYTES, Block};
 use crate::found::Times;
 use crate::history::{ClientHistory, FileHistory};
 use crate::model::NodeId;
 use crate::snapshot::{Facts, FullPath, Snapshot};
+use crate::verdict::allocated_between;
 use cairn_engine::Timestamp;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
@@ -32,11 +32,12 @@ pub enum Kind {
     Data,
     Sizes,
     Times,
+    Allocation,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Names,
         Self::Attributes,
         Self::Links,
@@ -44,6 +45,7 @@ impl Kind {
         Self::Data,
         Self::Sizes,
         Self::Times,
+        Self::Allocation,
     ];
 
     /// What a promise of this kind is about, in a report.
@@ -57,6 +59,7 @@ impl Kind {
             Self::Data => "blocks of data",
             Self::Sizes => "sizes",
             Self::Times => "times",
+            Self::Allocation => "allocated blocks",
         }
     }
 }
@@ -78,6 +81,8 @@ pub struct Promises {
     pub sizes: u64,
     /// Times of objects, each of the three for itself.
     pub times: u64,
+    /// How many blocks files occupy.
+    pub allocation: u64,
 }
 
 impl Promises {
@@ -97,6 +102,7 @@ impl Promises {
             Kind::Data => &mut self.data,
             Kind::Sizes => &mut self.sizes,
             Kind::Times => &mut self.times,
+            Kind::Allocation => &mut self.allocation,
         }
     }
 
@@ -142,6 +148,8 @@ pub(crate) enum Older<'a> {
     Data(u64, Option<&'a Block>),
     Size(u64),
     Time(TimeOf, Timestamp),
+    /// So many blocks.
+    Allocation(u64),
 }
 
 /// A promise in force.
@@ -163,6 +171,7 @@ impl Promise<'_> {
             Older::Data(..) => Kind::Data,
             Older::Size(_) => Kind::Sizes,
             Older::Time(..) => Kind::Times,
+            Older::Allocation(_) => Kind::Allocation,
         }
     }
 }
@@ -309,6 +318,15 @@ impl<'a> Ledger<'a> {
             let older = size(split - 1);
             if older < smallest || older > largest {
                 promise(Older::Size(older));
+            }
+        }
+        let (split, _) = window(&file.allocated, floor, permitted.most);
+        if split > 0 && file.allocated[split - 1].0 > history.recorded_from {
+            let before =
+                split.checked_sub(2).map_or(0, |index| file.allocated[index].1.len() as u64);
+            let (least, most) = allocated_between(&file.allocated, floor, permitted.most);
+            if !(least..=most).contains(&before) {
+                promise(Older::Allocation(before));
             }
         }
         self.blocks(file, floor, permitted.most, smallest, promise);

@@ -168,9 +168,9 @@ impl Runner {
         Ok(held)
     }
 
-    /// The times of what a path refers to.
-    pub fn times(&self, path: &Path) -> Option<Times> {
-        let held = self.resolve(path).ok()?;
+    /// The times of a target.
+    pub fn times(&self, target: &Target) -> Option<Times> {
+        let held = self.target(target).ok()?;
         self.volume.attributes(held.inode).ok().map(|attributes| Times::of(&attributes))
     }
 

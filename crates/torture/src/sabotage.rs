@@ -44,6 +44,8 @@ pub enum Sabotage {
     ForgetsSizes,
     /// The judge does not compare times.
     ForgetsTimes,
+    /// The judge does not compare how much is allocated.
+    ForgetsAllocation,
     /// The judge accepts every prefix, acknowledged or not.
     AcceptsAnythingOlder,
     /// The judge accepts any bytes.
@@ -96,8 +98,19 @@ impl Sabotage {
             let facts: Option<&Facts> = expected.names.get(path).map(|(facts, _)| facts);
             let Some(facts) = facts else { return self != Self::ForgetsNames };
             let names = self != Self::ForgetsNames
-                && (facts.file_type, facts.device, &facts.target, &facts.first_name)
-                    != (there.file_type, there.device, &there.target, &there.first_name);
+                && (
+                    facts.file_type,
+                    facts.device,
+                    facts.size_bytes,
+                    &facts.target,
+                    &facts.first_name,
+                ) != (
+                    there.file_type,
+                    there.device,
+                    there.size_bytes,
+                    &there.target,
+                    &there.first_name,
+                );
             let attributes = self != Self::ForgetsAttributes
                 && (facts.mode, facts.uid, facts.gid) != (there.mode, there.uid, there.gid);
             let links = self != Self::ForgetsLinks && facts.links != there.links;

@@ -8,7 +8,8 @@ use crate::model::{Failure, Layout, Model};
 use crate::operation::Operation;
 use crate::runner::{Runner, make_bases};
 use crate::sabotage::Sabotage;
-use crate::workload::{Touched, compare_outcome, now};
+use crate::times::{Touched, now};
+use crate::workload::compare_outcome;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};
 use std::sync::Arc;
@@ -125,7 +126,7 @@ impl<'a> Performer<'a> {
         let touched = Touched::by(operation, &effects, &self.model, begun);
         self.history.push(operation.clone(), span, &effects, &self.model);
         if !is_fault {
-            touched.note(&mut self.history, &self.model, &self.runner);
+            touched.note(&mut self.history, &self.model, &self.runner)?;
             if found.is_ok() {
                 self.history.acknowledge(Acknowledgement { at, operation: index });
             }
@@ -150,7 +151,7 @@ impl<'a> Performer<'a> {
             &effects,
             &self.model,
         );
-        touched.note(&mut self.history, &self.model, &self.runner);
+        touched.note(&mut self.history, &self.model, &self.runner)?;
         if found.is_ok() {
             // Only what promises anything counts.
             self.history.acknowledge(Acknowledgement { at, operation: index });

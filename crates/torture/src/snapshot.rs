@@ -29,6 +29,8 @@ pub struct Facts {
     pub links: u32,
     /// Device number.
     pub device: u64,
+    /// Length of a directory, which is that of its names, or of a symbolic link.
+    pub size_bytes: u64,
     /// Target of a symbolic link.
     pub target: Option<Vec<u8>>,
     /// Extended attributes: name, length and hash of the value.
@@ -138,6 +140,11 @@ fn model_facts(model: &Model, id: NodeId) -> Facts {
         gid: node.gid,
         links: node.links,
         device,
+        size_bytes: match &node.body {
+            Body::Directory(entries, _) => entries.keys().map(|name| name.len() as u64).sum(),
+            Body::Symlink(target) => target.len() as u64,
+            _ => 0,
+        },
         target: if let Body::Symlink(target) = &node.body { Some(target.clone()) } else { None },
         xattrs: node
             .xattrs
@@ -186,6 +193,10 @@ fn found_facts(volume: &Volume, attributes: &Attributes) -> Result<Facts, Error>
         gid: attributes.gid,
         links: attributes.links,
         device: attributes.device,
+        size_bytes: match attributes.file_type {
+            FileType::Regular => 0,
+            _ => attributes.size_bytes,
+        },
         target: if attributes.file_type == FileType::Symlink {
             Some(volume.read_link(inode)?)
         } else {
@@ -249,6 +260,11 @@ pub fn of_volume(volume: &Volume, batch: usize) -> Result<Snapshot<InodeNumber>,
                 return Err(Error::NotAVolume(problem));
             }
             if attributes.file_type == FileType::Directory {
+                let parent = volume.parent(attributes.inode)?;
+                if parent != directory {
+                    let problem = format!("the parent of {} is inode {parent}", show(&path));
+                    return Err(Error::NotAVolume(problem));
+                }
                 todo.push((path.clone(), attributes.inode));
             }
             names.insert(path, (facts?, attributes.inode));

@@ -8,6 +8,7 @@ use crate::snapshot::{Snapshot, differences, of_client, show};
 use cairn_engine::{InodeNumber, Timestamp, Volume};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// A run of prefixes that explains what was found of a client.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,8 @@ struct Window<'h> {
     to: usize,
     /// The size may be that of this prefix at the oldest.
     size_from: usize,
+    /// All operations before this prefix are there.
+    first: usize,
     /// What was never acknowledged may be unreadable.
     may_be_unreadable: bool,
     sabotage: Sabotage,
@@ -249,6 +252,7 @@ fn check_objects(
             from,
             to: last,
             size_from: from.max(truncated),
+            first,
             may_be_unreadable: history.may_be_unreadable,
             sabotage: history.sabotage,
         };
@@ -266,6 +270,7 @@ fn operations_on(history: &ClientHistory, node: NodeId, from: usize, to: usize) 
     let Some(file) = history.files.get(&node) else { return "none".into() };
     let mut prefixes: BTreeSet<usize> = file.blocks.values().flatten().map(|(at, _)| *at).collect();
     prefixes.extend(file.sizes.iter().map(|(at, _)| *at));
+    prefixes.extend(file.allocated.iter().map(|(at, _)| *at));
     prefixes.extend(&file.truncations);
     let wanted = prefixes.into_iter().filter(|at| *at + 3 >= from && *at <= to + 3);
     wanted.map(|at| format!("\n    {}: {:?}", at - 1, history.operations[at - 1])).collect()
@@ -328,10 +333,15 @@ fn check_file(object: &FoundObject, window: &Window<'_>) -> Result<(), String> {
         std::iter::once(current.copied().unwrap_or(0)).chain(later.copied()).collect();
     let (smallest, largest) =
         (possible.iter().min().copied().unwrap_or(0), possible.iter().max().copied().unwrap_or(0));
-    let is_wrong = size < smallest || size > largest;
+    // Data is written block by block, so a file that grows may end behind any of them.
+    let is_between = size > smallest && size < largest && size.is_multiple_of(BLOCK_BYTES);
+    let is_wrong = !is_between && !possible.contains(&size);
     if is_wrong && window.sabotage != Sabotage::ForgetsSizes {
-        return Err(format!("size is {size}, expected {smallest} to {largest}"));
+        return Err(format!(
+            "size is {size}, expected one of {possible:?}, or whole blocks between"
+        ));
     }
+    check_allocation(object.blocks, window)?;
     let bytes = match bytes {
         Err(_) if window.may_be_unreadable && window.is_open() => return Ok(()),
         Err(_) if window.sabotage == Sabotage::AcceptsUnreadable => return Ok(()),
@@ -344,10 +354,47 @@ fn check_file(object: &FoundObject, window: &Window<'_>) -> Result<(), String> {
     Ok(())
 }
 
+/// What is allocated in all versions must be, and nothing else than what is in any of them.
+fn check_allocation(found: u64, window: &Window<'_>) -> Result<(), String> {
+    let sets = window.file.map_or(&[][..], |file| &file.allocated);
+    let (least, most) = allocated_between(sets, window.from, window.to);
+    if (least..=most).contains(&found) || window.sabotage == Sabotage::ForgetsAllocation {
+        return Ok(());
+    }
+    let versions: Vec<String> =
+        sets.iter().map(|(at, set)| format!("{} from prefix {at} on", set.len())).collect();
+    Err(format!(
+        "{found} blocks are allocated, expected {least} to {most}; there were {}",
+        versions.join(", ")
+    ))
+}
+
+/// How many blocks are allocated at least, and at most, after a crash that left a file as it was
+/// between two prefixes, in parts.
+pub(crate) fn allocated_between(
+    sets: &[(usize, Arc<BTreeSet<u64>>)],
+    from: usize,
+    to: usize,
+) -> (u64, u64) {
+    let (current, later) = values_between(sets, from, to);
+    let none = Arc::default();
+    let first = current.unwrap_or(&none);
+    let (mut all, mut any) = (Arc::clone(first), Arc::clone(first));
+    for set in later {
+        Arc::make_mut(&mut all).retain(|block| set.contains(block));
+        Arc::make_mut(&mut any).extend(set.iter());
+    }
+    (all.len() as u64, any.len() as u64)
+}
+
 fn check_block(block: u64, found: &[u8], window: &Window<'_>) -> Result<(), String> {
     let none = Vec::new();
     let versions = window.file.and_then(|file| file.blocks.get(&block)).unwrap_or(&none);
-    let (current, later) = values_between(versions, window.from, window.to);
+    // What was cut off or punched out by an operation that is there does not come back.
+    let gone = window.file.map_or(&[][..], |file| &file.gone).iter();
+    let gone = gone.filter(|(at, blocks)| *at <= window.first && blocks.contains(&block));
+    let from = gone.map(|(at, _)| *at).max().unwrap_or(0).max(window.from);
+    let (current, later) = values_between(versions, from, window.to);
     let is_version = |version: Option<&crate::contents::Block>| match version {
         Some(bytes) => bytes[..found.len()] == *found,
         None => found.iter().all(|&byte| byte == 0),

@@ -1,16 +1,16 @@
 //! Several clients at once on one volume, each with its own generator, model and history.
 use crate::generator::{Generator, Profile};
-use crate::history::{Acknowledgement, ClientHistory, NotedTimes, Span};
-use crate::model::{Effects, Failure, Layout, Model, NodeId, Outcome, Value};
-use crate::operation::{Base, Operation, listing};
+use crate::history::{Acknowledgement, ClientHistory, Span};
+use crate::model::{Failure, Layout, Model, Outcome, Value};
+use crate::operation::{Operation, listing};
 use crate::refusal::{self, Done};
 use crate::runner::Runner;
+use crate::times::{Touched, now};
 use cairn_blockdev::{DeviceCounters, SimulatedDevice};
-use cairn_engine::{Timestamp, Volume};
+use cairn_engine::Volume;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, clock, thread};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -128,64 +128,12 @@ impl Client {
         let waited = matches!(operation, Operation::Fsync { wait: true, .. } | Operation::Sync);
         let touched = Touched::by(&operation, &effects, &self.model, begun);
         self.history.push(operation, Span { history_begin, begin, end }, &effects, &self.model);
-        touched.note(&mut self.history, &self.model, runner);
+        touched.note(&mut self.history, &self.model, runner)?;
         if waited && found != Err(Failure::NotOpen) && found.is_ok() {
             self.history.acknowledge(Acknowledgement { at, operation: index });
         }
         Ok(())
     }
-}
-
-/// The nodes whose times an operation may have changed, and since when.
-pub(crate) struct Touched {
-    nodes: BTreeSet<NodeId>,
-    data: BTreeSet<NodeId>,
-    begun: Timestamp,
-}
-
-impl Touched {
-    /// To be asked before the operation is added to the history; `begun` is a time before it began.
-    pub(crate) fn by(
-        operation: &Operation,
-        effects: &Effects,
-        model: &Model,
-        begun: Timestamp,
-    ) -> Self {
-        let data: BTreeSet<NodeId> =
-            effects.data.iter().copied().chain(effects.truncated).collect();
-        let mut nodes: BTreeSet<NodeId> = data.union(&effects.metadata).copied().collect();
-        // Some change times and nothing else: a truncation to the length that the file has, for
-        // example.
-        nodes.extend(operation.changed_target().and_then(|target| model.target(target).ok()));
-        Self { nodes, data, begun }
-    }
-
-    /// Notes the times that the nodes have now; but not of directories that other clients change as
-    /// well.
-    pub(crate) fn note(&self, history: &mut ClientHistory, model: &Model, runner: &Runner) {
-        if self.nodes.is_empty() {
-            return;
-        }
-        for (path, node) in model.paths() {
-            let is_common =
-                path.names.is_empty() && path.base == Base::Shared && model.layout != Layout::Alone;
-            if self.nodes.contains(&node)
-                && !is_common
-                && let Some(times) = runner.times(&path)
-            {
-                history.note_times(
-                    node,
-                    NotedTimes { times, begun: self.data.contains(&node).then_some(self.begun) },
-                );
-            }
-        }
-    }
-}
-
-/// The present, as inodes store it.
-pub(crate) fn now() -> Timestamp {
-    let (seconds, nanoseconds) = clock::now_wall();
-    Timestamp { seconds, nanoseconds }
 }
 
 /// Fsyncs of one client that ended without a thread that waited for them.
