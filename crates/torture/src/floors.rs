@@ -55,7 +55,7 @@ impl Floors {
             data: 120_000,
             sizes: 10_000,
             times: 60_000,
-            allocation: 0,
+            allocation: 9000,
         },
         planted: 850,
     };
@@ -77,7 +77,7 @@ impl Floors {
             data: 17,
             sizes: 15,
             times: 480,
-            allocation: 0,
+            allocation: 50,
         },
         planted: 40,
     };
