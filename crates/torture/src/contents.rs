@@ -1,8 +1,8 @@
 //! File contents of the model, block by block, and the pattern that test data is made of.
 //!
-//! Invariants: bytes at and after `size_bytes` are zero; a block that is absent reads as zeros. What
-//! was written is allocated, and so is what fallocate asked for, also behind the end, until all of
-//! a block is cut off or punched out.
+//! Invariants: bytes at and after `size_bytes` are zero; a block that is absent reads as zeros.
+//! What was written is allocated, and so is what fallocate asked for, also behind the end, until
+//! all of a block is cut off or punched out.
 //! Blocks are shared by reference, so that every version of a block in a file's history costs 4 KiB
 //! once.
 use std::collections::{BTreeMap, BTreeSet};

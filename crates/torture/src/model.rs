@@ -31,7 +31,8 @@ pub enum Failure {
     NotPermitted,
     TooLarge,
     XattrTooLarge,
-    /// The volume is full. The model has no such limit: [`crate::refusal`] says what may be refused.
+    /// The volume is full. The model has no such limit: [`crate::refusal`] says what may be
+    /// refused.
     NoSpace,
     /// The handle is not open: the operation does nothing on either side.
     NotOpen,

@@ -6,7 +6,7 @@
 //! |---|---|---|---|
 //! | made it | now | now | now |
 //! | changed its data, or its names | now | now | as before |
-//! | changed its attributes, links or extended attributes | as before, or as asked for | now | as before |
+//! | changed its attributes, links or xattrs | as before, or as asked for | now | as before |
 //! | named it, and did not need to change it | as before, or now | as before, or now | as before |
 //!
 //! *Now* is a time at which the operation was under way.

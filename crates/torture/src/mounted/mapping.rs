@@ -5,7 +5,8 @@
 //! is the same store at the same address, a write from it into a pipe the same load, and both end
 //! with EFAULT instead.
 //!
-//! Beside `asynchronous.rs` and `recorded/own_files.rs` the only module of this crate with `unsafe`.
+//! Beside `asynchronous.rs` and `recorded/own_files.rs` the only module of this crate with
+//! `unsafe`.
 #![allow(unsafe_code)]
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 use std::ffi::c_void;

@@ -30,8 +30,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 
-/// Threads that answer requests: so many writes are under way at once. The kernel queues requests in
-/// their order, so a flush overtakes only the writes that threads have taken.
+/// Threads that answer requests: so many writes are under way at once. The kernel queues requests
+/// in their order, so a flush overtakes only the writes that threads have taken.
 const THREADS: usize = 32;
 
 /// The storage of a file that is opened again and again, by one owner at a time.
