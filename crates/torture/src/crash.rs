@@ -19,7 +19,7 @@ use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
 use cairn_environment::{Rank, clock, thread};
-use cairn_fsck::{CheckOptions, Severity, check};
+use cairn_fsck::{CheckOptions, PassId, Severity, check};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -129,12 +129,20 @@ fn recovery_options() -> VolumeOptions {
 /// # Errors
 /// It finds any, or can't check.
 pub fn expect_clean(device: &dyn BlockDevice) -> Result<u64, String> {
+    expect_clean_but_for(device, None)
+}
+
+/// As [`expect_clean`], whatever the tolerated pass finds.
+pub(crate) fn expect_clean_but_for(
+    device: &dyn BlockDevice,
+    tolerated: Option<PassId>,
+) -> Result<u64, String> {
     let report = check(device, &CheckOptions { data: true, repair: false }, &mut |_| {})
         .map_err(|error| format!("fsck: {error}"))?;
     let errors: Vec<String> = report
         .findings
         .iter()
-        .filter(|finding| finding.severity == Severity::Error)
+        .filter(|finding| finding.severity == Severity::Error && Some(finding.pass) != tolerated)
         .take(5)
         .map(|finding| format!("{finding:?}"))
         .collect();

@@ -95,23 +95,23 @@ impl Floors {
     /// Of runs with a fault (`cairn torture faults`).
     pub const FAULTS: Self = Self {
         runs_min: 1,
-        states_per_run: 0,
-        images: 1800,
-        judgements: 1800,
-        acknowledgements: 600,
-        torn: 580,
-        reordered: 70,
-        during_recovery: 0,
+        states_per_run: 3,
+        images: 860,
+        judgements: 1000,
+        acknowledgements: 150,
+        torn: 700,
+        reordered: 560,
+        during_recovery: 25,
         promises: Promises {
-            names: 900,
+            names: 980,
             attributes: 480,
-            links: 600,
-            xattrs: 540,
-            data: 720,
-            sizes: 360,
-            times: 2200,
+            links: 610,
+            xattrs: 520,
+            data: 780,
+            sizes: 370,
+            times: 2000,
         },
-        planted: 1600,
+        planted: 760,
     };
 
     /// The floors of a search with these options.

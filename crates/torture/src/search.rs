@@ -6,7 +6,7 @@
 //! is read. What was found is then judged for every failure that leaves this image, since what has
 //! been acknowledged differs. Some images are also recovered for good: opened for writing, judged,
 //! closed, checked again; and the power fails once more during that.
-use crate::crash::{expect_clean, keep};
+use crate::crash::{expect_clean_but_for, keep};
 use crate::found::Found;
 use crate::oracle::{Checked, Oracle};
 use crate::sabotage::Sabotage;
@@ -18,6 +18,7 @@ use cairn_blockdev::simulated::{CrashExplorer, EventInfo, Fate, WriteInfo};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
+use cairn_fsck::PassId;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -83,7 +84,7 @@ pub struct Finding {
 }
 
 /// The search of one run.
-struct Search<'a> {
+pub(crate) struct Search<'a> {
     oracle: Oracle<'a>,
     options: &'a SearchOptions,
     random: Seeded,
@@ -102,19 +103,38 @@ pub fn search(
     seed: u64,
 ) -> Result<SearchReport, Finding> {
     let oracle = Oracle::new(std::slice::from_ref(&recording.history));
-    let report = SearchReport { runs: 1, ..SearchReport::default() };
-    let random = Seeded::new(seed);
-    let mut search = Search { oracle, options, random, report, seen: HashMap::new() };
+    let mut search = Search::new(oracle, options, seed);
     let mut explorer = recording.device.explorer();
     loop {
         search.point(&explorer)?;
         if !explorer.advance() {
-            return Ok(SearchReport { checked: search.oracle.checked(), ..search.report });
+            return Ok(search.report());
         }
     }
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    pub(crate) fn new(oracle: Oracle<'a>, options: &'a SearchOptions, seed: u64) -> Self {
+        let report = SearchReport { runs: 1, ..SearchReport::default() };
+        Self { oracle, options, random: Seeded::new(seed), report, seen: HashMap::new() }
+    }
+
+    /// What was tested.
+    pub(crate) fn report(self) -> SearchReport {
+        SearchReport { checked: self.oracle.checked(), ..self.report }
+    }
+
+    /// These states at one point.
+    pub(crate) fn states(
+        &mut self,
+        explorer: &CrashExplorer,
+        unflushed: &[WriteInfo],
+        sets: &[Vec<Fate>],
+    ) -> Result<(), Finding> {
+        self.report.points += 1;
+        sets.iter().try_for_each(|fates| self.state(explorer, unflushed, fates))
+    }
+
     /// All states at one point.
     fn point(&mut self, explorer: &CrashExplorer) -> Result<(), Finding> {
         self.report.points += 1;
@@ -187,13 +207,20 @@ impl Search<'_> {
 
     /// Everything that an image holds, without changing it.
     fn read(&mut self, state: &Arc<SimulatedDevice>) -> Result<Found, String> {
-        let replayable = expect_clean(&**state)?;
+        let replayable = self.expect_clean(state)?;
         self.report.replayed += u64::from(replayable > 0);
         let volume = open(state, true)?;
         let found = Found::read(&volume)?;
         second_reader::compare(&**state, &volume, &found)?;
         self.report.compared += 1;
         Ok(found)
+    }
+
+    /// Data that could not be written may be missing: an error for its reader, and a finding of
+    /// fsck.
+    fn expect_clean(&self, state: &SimulatedDevice) -> Result<u64, String> {
+        let tolerated = self.oracle.may_be_unreadable().then_some(PassId::Data);
+        expect_clean_but_for(state, tolerated)
     }
 
     /// Recovers an image for good, and crashes once in that.
@@ -208,7 +235,7 @@ impl Search<'_> {
         let volume = open(&state, false)?;
         self.oracle.judge(fingerprint, &Arc::new(Found::read(&volume)?), position)?;
         volume.close().map_err(|error| format!("closing: {error}"))?;
-        expect_clean(&*state)?;
+        self.expect_clean(&state)?;
         self.report.recovered += 1;
         if self.oracle.sabotage() == Sabotage::NoCrashInRecovery {
             return Ok(());

@@ -43,6 +43,8 @@ struct Delays {
 struct RecordedHistory {
     base: Media,
     events: Vec<MediaEvent>,
+    /// How many events there were when a request first failed.
+    first_failure: Option<usize>,
 }
 
 struct SimulatedState {
@@ -65,6 +67,15 @@ impl SimulatedState {
         if let Some(history) = &mut self.history {
             history.events.push(event);
         }
+    }
+
+    /// The error of a request, if it fails.
+    fn fails(&mut self, range: CheckedRange<'_>) -> Option<Errno> {
+        let error = self.faults.fails(&request(range))?;
+        if let Some(history) = &mut self.history {
+            history.first_failure.get_or_insert(history.events.len());
+        }
+        Some(error)
     }
 
     fn issue(&mut self, offset_bytes: u64, content: WriteContent) -> Arc<WriteRecord> {
@@ -193,13 +204,19 @@ impl SimulatedDevice {
     pub fn start_recording(&self) {
         let mut state = self.state.lock();
         let base = state.media.clone();
-        state.history = Some(RecordedHistory { base, events: Vec::new() });
+        state.history = Some(RecordedHistory { base, events: Vec::new(), first_failure: None });
     }
 
     /// The number of recorded events. What was acknowledged before this call must survive a crash
     /// at any position from this number on.
     pub fn history_len(&self) -> usize {
         self.state.lock().history.as_ref().map_or(0, |history| history.events.len())
+    }
+
+    /// The number of events that had been recorded when a request first failed, of any kind, while
+    /// the device recorded.
+    pub fn first_failure(&self) -> Option<usize> {
+        self.state.lock().history.as_ref().and_then(|history| history.first_failure)
     }
 
     /// A walk through the recording so far, at its beginning.
@@ -328,7 +345,7 @@ impl SimulatedDevice {
     ) -> Result<(), DeviceError> {
         let mut state = self.state.lock();
         powered(&state, range)?;
-        let failed = state.faults.fails(&request(range));
+        let failed = state.fails(range);
         let content = content(&state);
         let record = content.map(|content| state.issue(range.offset_bytes, content));
         let delay = if range.operation == Operation::Write {
@@ -383,7 +400,7 @@ impl BlockDevice for SimulatedDevice {
         pass(delay);
         let mut state = self.state.lock();
         powered(&state, range)?;
-        if let Some(error) = state.faults.fails(&request(range)) {
+        if let Some(error) = state.fails(range) {
             return Err(range.error(error));
         }
         state.current.read(offset_bytes, buffer);
@@ -421,7 +438,7 @@ impl BlockDevice for SimulatedDevice {
                     continue;
                 }
             };
-            let failed = state.faults.fails(&request(range));
+            let failed = state.fails(range);
             let record =
                 state.issue(range.offset_bytes, WriteContent::Blocks(blocks_of(&write.buffers)));
             issued.push((index, range, record, failed));
@@ -453,7 +470,7 @@ impl BlockDevice for SimulatedDevice {
         let range = self.checked(Operation::Flush, 0, 0)?;
         let mut state = self.state.lock();
         powered(&state, range)?;
-        let failed = state.faults.fails(&request(range));
+        let failed = state.fails(range);
         let covered: Arc<[WriteId]> = state.completed.as_slice().into();
         let delay = state.delays.flush;
         drop(state);
