@@ -14,7 +14,7 @@ use crate::second_reader;
 use crate::sequence::{Recording, quiet_options};
 use crate::snapshot::hash;
 use crate::survivors::{State, Survived, describe, sets, tears};
-use cairn_blockdev::simulated::{CrashExplorer, EventInfo, Fate, WriteInfo};
+use cairn_blockdev::simulated::{CrashExplorer, DiscardContent, EventInfo, Fate, WriteInfo};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
@@ -167,11 +167,24 @@ impl<'a> Search<'a> {
         unflushed: &[WriteInfo],
         fates: &[Fate],
     ) -> Result<(), Finding> {
+        let fates = self.oracle.sabotage().bend(fates.to_vec());
+        let contents = explorer.discard_contents();
+        contents
+            .iter()
+            .try_for_each(|discarded| self.state_as(explorer, unflushed, &fates, *discarded))
+    }
+
+    fn state_as(
+        &mut self,
+        explorer: &CrashExplorer,
+        unflushed: &[WriteInfo],
+        fates: &[Fate],
+        discarded: DiscardContent,
+    ) -> Result<(), Finding> {
         self.report.states += 1;
         let position = explorer.position();
-        let fates = self.oracle.sabotage().bend(fates.to_vec());
-        let survived = Survived::of(unflushed, &fates);
-        let state = Arc::new(explorer.state_with(|_| fates.clone()));
+        let survived = Survived::of(unflushed, fates);
+        let state = Arc::new(explorer.state_as(fates, discarded));
         let fingerprint = explorer.fingerprint(&state);
         self.oracle.note(fingerprint, survived);
         if self.oracle.has_judged(fingerprint, position) {
@@ -181,8 +194,8 @@ impl<'a> Search<'a> {
         result.map_err(|error| {
             let error = keep(self.options.keep_in.as_deref(), &state, error);
             let total = explorer.history_len();
-            let survived = describe(unflushed, &fates);
-            Finding { text: format!("power failure after {position} of {total} device operations; of the unflushed:{survived}\n  {error}") }
+            let survived = describe(unflushed, fates);
+            Finding { text: format!("power failure after {position} of {total} device operations; discards left {discarded}; of the unflushed:{survived}\n  {error}") }
         })
     }
 

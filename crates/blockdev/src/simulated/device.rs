@@ -7,7 +7,9 @@ use super::crash::{Fate, random_fates};
 use super::explorer::CrashExplorer;
 use super::faults::{InjectedFaults, RequestInfo};
 use super::image::{Block, SparseImage};
-use super::media::{Media, MediaEvent, WriteContent, WriteId, WriteInfo, WriteRecord, damage};
+use super::media::{
+    DiscardContent, Media, MediaEvent, WriteContent, WriteId, WriteInfo, WriteRecord, damage,
+};
 use crate::counters::{CounterCells, DeviceCounters};
 use crate::device::{BLOCK_BYTES, BlockDevice, CheckedRange, SetWrite, gathered_bytes};
 use crate::error::{DeviceError, Operation};
@@ -18,17 +20,6 @@ use rustix::io::Errno;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The content of a discarded block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DiscardContent {
-    /// Zeros.
-    Zeros,
-    /// A pattern that was never written. The default: it exposes code that relies on the content.
-    Garbage,
-    /// The old content: the device ignores the hint.
-    Kept,
-}
 
 const GARBAGE_BYTE: u8 = 0xdb;
 
@@ -86,7 +77,7 @@ impl SimulatedState {
     }
 
     fn complete(&mut self, record: &WriteRecord) {
-        record.apply(&mut self.current);
+        record.apply(&mut self.current, self.discard_content);
         self.completed.push(record.id);
     }
 }
@@ -127,7 +118,8 @@ impl SimulatedDevice {
     /// A device that continues the state of another one. `next_write` is above the numbers of all
     /// its writes.
     pub(super) fn from_media(media: Media, next_write: WriteId) -> SimulatedDevice {
-        let (current, completed) = media.completed();
+        let discard_content = DiscardContent::Garbage;
+        let (current, completed) = media.completed(discard_content);
         let length_bytes = current.length_bytes();
         let state = SimulatedState {
             current,
@@ -137,7 +129,7 @@ impl SimulatedDevice {
             history: None,
             faults: InjectedFaults::default(),
             delays: Delays::default(),
-            discard_content: DiscardContent::Garbage,
+            discard_content,
             powered: true,
         };
         SimulatedDevice {
@@ -196,8 +188,11 @@ impl SimulatedDevice {
         &self,
         decide: impl FnOnce(&[WriteInfo]) -> Vec<Fate>,
     ) -> SimulatedDevice {
-        let media = self.state.lock().media.clone();
-        SimulatedDevice::from_image(media.crash(&decide(&media.writes())))
+        let (media, discarded) = {
+            let state = self.state.lock();
+            (state.media.clone(), state.discard_content)
+        };
+        SimulatedDevice::from_image(media.crash(&decide(&media.writes()), discarded))
     }
 
     /// Begins to record every event. Drops an earlier recording.
@@ -226,7 +221,8 @@ impl SimulatedDevice {
     pub fn explorer(&self) -> CrashExplorer {
         let state = self.state.lock();
         let Some(history) = &state.history else { panic!("call start_recording() before the run") };
-        CrashExplorer::new(history.base.clone(), history.events.as_slice().into())
+        let events = history.events.as_slice().into();
+        CrashExplorer::new(history.base.clone(), events, state.discard_content)
     }
 
     /// The device after a power failure right after the first `events` recorded events. Replays
@@ -321,7 +317,8 @@ impl SimulatedDevice {
         self.set_delay(Operation::Flush, flush_time);
     }
 
-    /// Sets what discarded blocks read as from now on.
+    /// Sets what blocks read as that are discarded from now on, and what all discarded ones read
+    /// as after a power failure.
     pub fn set_discard_content(&self, content: DiscardContent) {
         self.state.lock().discard_content = content;
     }
@@ -337,17 +334,12 @@ impl SimulatedDevice {
         Ok(range)
     }
 
-    /// Issues, delays, and completes a write or discard. `content` is `None` if it changes nothing.
-    fn change(
-        &self,
-        range: CheckedRange<'_>,
-        content: impl FnOnce(&SimulatedState) -> Option<WriteContent>,
-    ) -> Result<(), DeviceError> {
+    /// Issues, delays, and completes a write or discard.
+    fn change(&self, range: CheckedRange<'_>, content: WriteContent) -> Result<(), DeviceError> {
         let mut state = self.state.lock();
         powered(&state, range)?;
         let failed = state.fails(range);
-        let content = content(&state);
-        let record = content.map(|content| state.issue(range.offset_bytes, content));
+        let record = state.issue(range.offset_bytes, content);
         let delay = if range.operation == Operation::Write {
             state.delays.write
         } else {
@@ -357,12 +349,12 @@ impl SimulatedDevice {
         pass(delay);
         let mut state = self.state.lock();
         powered(&state, range)?;
-        match &record {
-            Some(record) if failed.is_some() => state.record(MediaEvent::Failed(record.id)),
-            Some(record) => state.complete(record),
-            None => {}
+        if let Some(error) = failed {
+            state.record(MediaEvent::Failed(record.id));
+            return Err(range.error(error));
         }
-        failed.map_or(Ok(()), |error| Err(range.error(error)))
+        state.complete(&record);
+        Ok(())
     }
 }
 
@@ -411,7 +403,7 @@ impl BlockDevice for SimulatedDevice {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let range = self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
         let blocks = blocks_of(buffers);
-        self.change(range, |_| Some(WriteContent::Blocks(blocks)))?;
+        self.change(range, WriteContent::Blocks(blocks))?;
         self.counters.count_write(range.length_bytes);
         Ok(())
     }
@@ -495,14 +487,8 @@ impl BlockDevice for SimulatedDevice {
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
         let range = self.checked(Operation::Discard, offset_bytes, length_bytes)?;
         let blocks = length_bytes / BLOCK_BYTES as u64;
-        self.change(range, |state| match state.discard_content {
-            DiscardContent::Kept => None,
-            DiscardContent::Zeros => Some(WriteContent::Discarded { blocks, block: None }),
-            DiscardContent::Garbage => Some(WriteContent::Discarded {
-                blocks,
-                block: Some(Arc::new([GARBAGE_BYTE; BLOCK_BYTES])),
-            }),
-        })?;
+        let garbage = Arc::new([GARBAGE_BYTE; BLOCK_BYTES]);
+        self.change(range, WriteContent::Discarded { blocks, garbage })?;
         self.counters.count_discard();
         Ok(())
     }
