@@ -69,6 +69,8 @@ pub struct CrashReport {
     /// Times that the ring, or what fits into one checkpoint of it, was full and a commit took
     /// over.
     pub fallbacks: u64,
+    /// Flushes of the clients' runs that began while a write was under way, which they don't cover.
+    pub flushes_beside_writes: u64,
     /// What that could have noticed. Images are told apart by the set of writes that survived.
     #[serde(flatten)]
     pub checked: Checked,
@@ -96,7 +98,13 @@ impl CrashReport {
     #[must_use]
     pub fn too_little(&self) -> Vec<String> {
         let size = (self.runs, self.states);
-        Floors::RANDOM.too_little(size, self.during_recovery, &self.checked)
+        let mut lacking = Floors::RANDOM.too_little(size, self.during_recovery, &self.checked);
+        let beside_min = 2 * self.runs;
+        if self.runs >= RUNS_WITH_FLUSHES_MIN && self.flushes_beside_writes < beside_min {
+            let beside = self.flushes_beside_writes;
+            lacking.push(format!("flushes beside writes: {beside}, at least {beside_min}"));
+        }
+        lacking
     }
 
     fn add(&mut self, other: &CrashReport) {
@@ -110,6 +118,7 @@ impl CrashReport {
         self.compared += other.compared;
         self.wrapped += other.wrapped;
         self.fallbacks += other.fallbacks;
+        self.flushes_beside_writes += other.flushes_beside_writes;
         self.checked.add(&other.checked);
     }
 }
@@ -372,6 +381,7 @@ fn one_run(
         operations,
         wrapped,
         fallbacks: recorded.fallbacks,
+        flushes_beside_writes: recorded.device.explorer().flushes_beside_writes() as u64,
         ..CrashReport::default()
     };
     let oracle = Oracle::new(&recorded.histories);
@@ -397,6 +407,10 @@ fn one_run(
     }
     Ok(CrashReport { checked: judge.oracle.checked(), ..judge.report })
 }
+
+/// In this many runs, flushes must have met writes that were under way: among fewer there may be
+/// none with several threads.
+const RUNS_WITH_FLUSHES_MIN: u64 = 16;
 
 /// States checked of each run; all of them, when fewer are wanted: then a repetition must want as
 /// many.

@@ -29,6 +29,18 @@ struct Delays {
     write: Duration,
     flush: Duration,
     discard: Duration,
+    /// Half of the writes take up to this long in addition.
+    late_writes: Duration,
+}
+
+impl Delays {
+    /// How much later this write is answered.
+    fn lateness(&self, id: WriteId) -> Duration {
+        let mut random = Seeded::new(id.0);
+        let is_late = !self.late_writes.is_zero() && random.chance(1, 2);
+        let nanos = if is_late { random.below(self.late_writes.as_nanos() as u64) } else { 0 };
+        Duration::from_nanos(nanos)
+    }
 }
 
 struct RecordedHistory {
@@ -44,6 +56,8 @@ struct SimulatedState {
     current: SparseImage,
     /// Writes that have completed and are not covered, by order of completion.
     completed: Vec<WriteId>,
+    /// How many writes and discards have been issued and not answered.
+    under_way: u64,
     next_write: WriteId,
     history: Option<RecordedHistory>,
     faults: InjectedFaults,
@@ -72,11 +86,18 @@ impl SimulatedState {
     fn issue(&mut self, offset_bytes: u64, content: WriteContent) -> Arc<WriteRecord> {
         let record = Arc::new(WriteRecord { id: self.next_write, offset_bytes, content });
         self.next_write.0 += 1;
+        self.under_way += 1;
         self.record(MediaEvent::Issued(Arc::clone(&record)));
         record
     }
 
+    fn fail(&mut self, record: &WriteRecord) {
+        self.under_way -= 1;
+        self.record(MediaEvent::Failed(record.id));
+    }
+
     fn complete(&mut self, record: &WriteRecord) {
+        self.under_way -= 1;
         record.apply(&mut self.current, self.discard_content);
         self.completed.push(record.id);
     }
@@ -125,6 +146,7 @@ impl SimulatedDevice {
             current,
             media,
             completed,
+            under_way: 0,
             next_write,
             history: None,
             faults: InjectedFaults::default(),
@@ -312,6 +334,12 @@ impl SimulatedDevice {
         }
     }
 
+    /// From now on every other write is answered up to `delay` late, and a set in two parts. So
+    /// other threads flush while writes are under way, which these flushes don't cover.
+    pub fn set_late_writes(&self, delay: Duration) {
+        self.state.lock().delays.late_writes = delay;
+    }
+
     /// Sets the time that each flush takes, which [`BlockDevice::flush_time`] also reports.
     pub fn set_flush_time(&self, flush_time: Duration) {
         self.set_delay(Operation::Flush, flush_time);
@@ -341,7 +369,7 @@ impl SimulatedDevice {
         let failed = state.fails(range);
         let record = state.issue(range.offset_bytes, content);
         let delay = if range.operation == Operation::Write {
-            state.delays.write
+            state.delays.write + state.delays.lateness(record.id)
         } else {
             state.delays.discard
         };
@@ -350,7 +378,7 @@ impl SimulatedDevice {
         let mut state = self.state.lock();
         powered(&state, range)?;
         if let Some(error) = failed {
-            state.record(MediaEvent::Failed(record.id));
+            state.fail(&record);
             return Err(range.error(error));
         }
         state.complete(&record);
@@ -437,16 +465,22 @@ impl BlockDevice for SimulatedDevice {
         }
         let delay = state.delays.write;
         let mut order = Seeded::new(state.next_write.0);
+        // Some of the set is answered before that, and some after.
+        let lateness = state.delays.lateness(state.next_write);
+        let late = order.below(issued.len() as u64 + 1) as usize;
         drop(state);
         pass(delay);
         while !issued.is_empty() {
+            if issued.len() == late {
+                pass(lateness);
+            }
             let (index, range, record, failed) =
                 issued.swap_remove(order.below(issued.len() as u64) as usize);
             let mut state = self.state.lock();
             if let Err(error) = powered(&state, range) {
                 results[index] = Err(error);
             } else if let Some(error) = failed {
-                state.record(MediaEvent::Failed(record.id));
+                state.fail(&record);
                 results[index] = Err(range.error(error));
             } else {
                 state.complete(&record);
@@ -464,6 +498,7 @@ impl BlockDevice for SimulatedDevice {
         powered(&state, range)?;
         let failed = state.fails(range);
         let covered: Arc<[WriteId]> = state.completed.as_slice().into();
+        let is_beside_writes = state.under_way > 0;
         let delay = state.delays.flush;
         drop(state);
         pass(delay);
@@ -472,7 +507,7 @@ impl BlockDevice for SimulatedDevice {
         state.record(if failed.is_some() {
             MediaEvent::FlushFailed(Arc::clone(&covered))
         } else {
-            MediaEvent::Flushed(Arc::clone(&covered))
+            MediaEvent::Flushed { covered: Arc::clone(&covered), is_beside_writes }
         });
         let SimulatedState { completed, media, .. } = &mut *state;
         if let Some(error) = failed {

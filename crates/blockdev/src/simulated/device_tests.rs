@@ -2,7 +2,7 @@
 
 use super::{CrashExplorer, DiscardContent, Fate};
 use crate::{BlockDevice, MemoryDevice, Operation, SetWrite, SimulatedDevice};
-use cairn_environment::atomic::{AtomicU8, Ordering};
+use cairn_environment::atomic::{AtomicBool, AtomicU8, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use std::sync::Arc;
@@ -89,6 +89,35 @@ fn a_flush_covers_only_what_completed_before_it_was_issued() {
     write.join().unwrap();
     device.flush().unwrap();
     assert_eq!(byte(&after_losing_all(&device), 2), 3);
+}
+
+/// Half of a set is durable, the other half is not, and the record says so of the flush.
+#[test]
+fn late_writes_leave_flushes_beside_them() {
+    let device = Arc::new(SimulatedDevice::new(MIB));
+    device.set_late_writes(Duration::from_millis(2));
+    device.start_recording();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (writer, stopped) = (Arc::clone(&device), Arc::clone(&stop));
+    let write = thread::spawn("write", move || {
+        let bytes = [1; 4096];
+        let one = |index: u64| SetWrite { offset_bytes: index * 4096, buffers: vec![&bytes] };
+        while !stopped.load(Ordering::SeqCst) {
+            let results = writer.write_set(&(0..8).map(one).collect::<Vec<_>>());
+            assert!(results.iter().all(Result::is_ok));
+        }
+    });
+    let (mut beside, mut parted) = (0, false);
+    while beside == 0 || !parted {
+        device.flush().unwrap();
+        parted |= (1..8).contains(&device.unflushed().len());
+        beside = device.explorer().flushes_beside_writes();
+    }
+    stop.store(true, Ordering::SeqCst);
+    write.join().unwrap();
+    device.start_recording();
+    device.flush().unwrap();
+    assert_eq!(device.explorer().flushes_beside_writes(), 0, "nothing is under way");
 }
 
 /// Many writers, many flushers: what a thread wrote before its own successful flush survives

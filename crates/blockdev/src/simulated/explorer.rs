@@ -124,7 +124,7 @@ impl CrashExplorer {
     /// The positions just before and just after each flush, ascending: the most critical ones.
     pub fn flush_positions(&self) -> Vec<usize> {
         let is_flush = |event: &MediaEvent| {
-            matches!(event, MediaEvent::Flushed(_) | MediaEvent::FlushFailed(_))
+            matches!(event, MediaEvent::Flushed { .. } | MediaEvent::FlushFailed(_))
         };
         let mut positions: Vec<usize> = (0..)
             .zip(&*self.events)
@@ -133,6 +133,14 @@ impl CrashExplorer {
             .collect();
         positions.dedup();
         positions
+    }
+
+    /// How many flushes of the run began while a write was under way, which they don't cover.
+    pub fn flushes_beside_writes(&self) -> usize {
+        let is_beside = |event: &&MediaEvent| {
+            matches!(event, MediaEvent::Flushed { is_beside_writes: true, .. })
+        };
+        self.events.iter().filter(is_beside).count()
     }
 
     /// The writes that are unflushed here, by order of issue.
@@ -267,7 +275,7 @@ fn describe(event: &MediaEvent) -> EventInfo {
             }
         }
         MediaEvent::Failed(_) => EventInfo::WriteFailed,
-        MediaEvent::Flushed(_) => EventInfo::Flush,
+        MediaEvent::Flushed { .. } => EventInfo::Flush,
         MediaEvent::FlushFailed(_) => EventInfo::FlushFailed,
         MediaEvent::Damaged { .. } => EventInfo::Damage,
     }

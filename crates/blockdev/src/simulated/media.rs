@@ -173,8 +173,9 @@ pub(super) enum MediaEvent {
     Issued(Arc<WriteRecord>),
     /// A write returned an error.
     Failed(WriteId),
-    /// A flush succeeded; the writes it covers, by order of completion.
-    Flushed(Arc<[WriteId]>),
+    /// A flush succeeded; the writes it covers, by order of completion. Beside it were writes that
+    /// had been issued when it began, and not answered: it does not cover them.
+    Flushed { covered: Arc<[WriteId]>, is_beside_writes: bool },
     /// A flush returned an error; the writes that it should have covered.
     FlushFailed(Arc<[WriteId]>),
     /// Bytes of a range were damaged by an exclusive or with the pattern.
@@ -228,7 +229,7 @@ impl Media {
                 self.unflushed.insert(record.id, unflushed);
             }
             MediaEvent::Failed(id) => self.abandon(*id),
-            MediaEvent::Flushed(covered) => covered.iter().for_each(|id| self.cover(*id)),
+            MediaEvent::Flushed { covered, .. } => covered.iter().for_each(|id| self.cover(*id)),
             MediaEvent::FlushFailed(covered) => covered.iter().for_each(|id| self.abandon(*id)),
             MediaEvent::Damaged { offset_bytes, length_bytes, pattern } => {
                 for image in &mut self.durable {

@@ -141,6 +141,12 @@ impl fmt::Display for RunReport<CrashFindings> {
             tested.fallbacks,
             "fsyncs for which the log had no room",
         )?;
+        line(
+            formatter,
+            "flushes beside writes",
+            tested.flushes_beside_writes,
+            "that had begun, so they are not covered",
+        )?;
         checked(formatter, &tested.checked, "by the set of writes that survived")?;
         writeln!(
             formatter,
