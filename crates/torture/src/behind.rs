@@ -12,8 +12,11 @@
 use crate::oracle::Oracle;
 use crate::search::{Finding, Search, SearchOptions, SearchReport};
 use crate::sequence::Recording;
+use crate::survivors::describe;
+use cairn_blockdev::SimulatedDevice;
 use cairn_blockdev::simulated::{Fate, SectorSet, WriteInfo, random_fates};
 use cairn_environment::random::Seeded;
+use std::sync::Arc;
 
 /// One image in this many is recovered for writing as well.
 const RECOVER_ONE_OF: u64 = 32;
@@ -38,6 +41,36 @@ pub(crate) fn search_behind(
         search.states(&explorer, &unflushed, &sets(&unflushed, &mut random))?;
         if !explorer.advance() {
             return Ok(search.report());
+        }
+    }
+}
+
+/// Calls `visit` with every state to be tried that a power failure may leave at every point of what
+/// `device` has recorded after its first `failed_at` events: with the number of events before it, a
+/// fingerprint, and the state. Returns how many there are.
+///
+/// # Errors
+/// The first of `visit`, with what survived.
+pub fn every_state_behind(
+    device: &SimulatedDevice,
+    failed_at: usize,
+    seed: u64,
+    visit: &mut dyn FnMut(usize, u64, Arc<SimulatedDevice>) -> Result<(), String>,
+) -> Result<u64, String> {
+    let mut explorer = device.explorer();
+    explorer.advance_to(failed_at);
+    let (mut random, mut states) = (Seeded::new(seed), 0);
+    loop {
+        let (position, unflushed) = (explorer.position(), explorer.unflushed());
+        for fates in sets(&unflushed, &mut random) {
+            let state = explorer.state_with(|_| fates.clone());
+            states += 1;
+            visit(position, explorer.fingerprint(&state), Arc::new(state)).map_err(|error| {
+                format!("after {position} events;{}\n{error}", describe(&unflushed, &fates))
+            })?;
+        }
+        if !explorer.advance() {
+            return Ok(states);
         }
     }
 }
@@ -82,7 +115,7 @@ fn some_sectors(sectors: u64, random: &mut Seeded) -> SectorSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
+    use cairn_blockdev::{BlockDevice, Operation};
 
     #[test]
     fn dropped_and_later_writes_part_company() {

@@ -16,7 +16,7 @@
 #![deny(unsafe_code)]
 
 pub mod ace;
-mod behind;
+pub mod behind;
 pub mod campaign;
 pub mod colliding;
 #[cfg(not(feature = "shuttle"))]
