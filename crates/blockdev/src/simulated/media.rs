@@ -1,8 +1,9 @@
 //! The durable and the unflushed content of a device, and how each event changes them.
 //!
 //! Invariants: `durable` holds everything that a successful flush covered, in the order of
-//! completion, once for each thing that a device may return for discarded blocks. `unflushed` holds every other write since, by order of issue. The live device and
-//! the replay of its history run the same code, so both agree.
+//! completion, once for each thing that a device may return for discarded blocks. `unflushed` holds
+//! every other write since, by order of issue. The live device and the replay of its history run
+//! the same code, so both agree.
 
 use super::SECTOR_BYTES;
 use super::crash::Fate;
