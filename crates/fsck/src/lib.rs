@@ -42,6 +42,7 @@ mod paths;
 mod reader;
 mod repair;
 mod report;
+mod second_try;
 mod superblocks;
 mod tree_reader;
 mod trees;
@@ -119,6 +120,7 @@ pub fn check_accepting(
     given_up: &[String],
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Report, FsckError> {
+    let device = &second_try::SecondTry(device);
     let checker = run(device, CheckOptions { repair: false, ..*options }, progress)?;
     if !options.repair || checker.report.errors + checker.report.warnings == 0 {
         return Ok(checker.report);

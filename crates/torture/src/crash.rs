@@ -21,7 +21,7 @@ use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
 use cairn_environment::{Rank, clock, thread};
-use cairn_fsck::{CheckOptions, Severity, check};
+use cairn_fsck::{CheckOptions, PassId, Severity, check};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -77,6 +77,8 @@ pub struct CrashReport {
     pub full: u64,
     /// Those operations.
     pub refused: u64,
+    /// Flushes of the clients' runs that began while a write was under way, which they don't cover.
+    pub flushes_beside_writes: u64,
     /// What that could have noticed. Images are told apart by the set of writes that survived.
     #[serde(flatten)]
     pub checked: Checked,
@@ -106,21 +108,18 @@ impl CrashReport {
         let size = (self.runs, self.states);
         let mut lacking = Floors::RANDOM.too_little(size, self.during_recovery, &self.checked);
         let others = [
-            ("states that were read twice", self.compared, self.states / 3),
-            ("operations that a full volume refused", self.refused, self.refused_least()),
+            ("states that were read twice", self.compared, self.states / 3, 0),
+            ("operations that a full volume refused", self.refused, 2 * self.runs, FULL_RUNS_MIN),
+            ("flushes beside writes", self.flushes_beside_writes, 2 * self.runs, BESIDE_RUNS_MIN),
         ];
+        let is_low = |(_, count, floor, runs_min): &(_, u64, u64, u64)| {
+            self.runs >= Floors::RANDOM.runs_min.max(*runs_min) && count < floor
+        };
+        let others = others.into_iter().filter(is_low);
         lacking.extend(
-            others
-                .iter()
-                .filter(|(_, count, floor)| self.runs >= Floors::RANDOM.runs_min && count < floor)
-                .map(|(what, count, floor)| format!("{what}: {count}, at least {floor}")),
+            others.map(|(what, count, floor, _)| format!("{what}: {count}, at least {floor}")),
         );
         lacking
-    }
-
-    /// A quarter of the runs is on nearly full volumes; of few runs perhaps none.
-    fn refused_least(&self) -> u64 {
-        if self.runs < 40 { 0 } else { 2 * self.runs }
     }
 
     fn add(&mut self, other: &CrashReport) {
@@ -136,6 +135,7 @@ impl CrashReport {
         self.fallbacks += other.fallbacks;
         self.full += other.full;
         self.refused += other.refused;
+        self.flushes_beside_writes += other.flushes_beside_writes;
         self.checked.add(&other.checked);
     }
 }
@@ -155,12 +155,20 @@ fn recovery_options() -> VolumeOptions {
 /// # Errors
 /// It finds any, or can't check.
 pub fn expect_clean(device: &dyn BlockDevice) -> Result<u64, String> {
+    expect_clean_but_for(device, None)
+}
+
+/// As [`expect_clean`], whatever the tolerated pass finds.
+pub(crate) fn expect_clean_but_for(
+    device: &dyn BlockDevice,
+    tolerated: Option<PassId>,
+) -> Result<u64, String> {
     let report = check(device, &CheckOptions { data: true, repair: false }, &mut |_| {})
         .map_err(|error| format!("fsck: {error}"))?;
     let errors: Vec<String> = report
         .findings
         .iter()
-        .filter(|finding| finding.severity == Severity::Error)
+        .filter(|finding| finding.severity == Severity::Error && Some(finding.pass) != tolerated)
         .take(5)
         .map(|finding| format!("{finding:?}"))
         .collect();
@@ -396,6 +404,7 @@ fn one_run(
         fallbacks: recorded.fallbacks,
         full: u64::from(recorded.refused > 0),
         refused: recorded.refused,
+        flushes_beside_writes: recorded.device.explorer().flushes_beside_writes() as u64,
         ..CrashReport::default()
     };
     let oracle = Oracle::new(&recorded.histories);
@@ -421,6 +430,13 @@ fn one_run(
     }
     Ok(CrashReport { checked: judge.oracle.checked(), ..judge.report })
 }
+
+/// In this many runs, full volumes must have refused something: of fewer there may be none that is
+/// nearly full.
+const FULL_RUNS_MIN: u64 = 40;
+/// In this many runs, flushes must have met writes that were under way: among fewer there may be
+/// none with several threads.
+const BESIDE_RUNS_MIN: u64 = 16;
 
 /// States checked of each run; all of them, when fewer are wanted: then a repetition must want as
 /// many.

@@ -3,31 +3,28 @@
 //! as of a sparse image whose file system is full.
 //!
 //! Required: the caller gets the error, unless no caller needs it; what is read is right; and
-//! whatever was acknowledged, before the failure or after it, is there after a power failure at the
-//! end. One operation that fails for any other reason than the model's, and is no fsync, ends the
-//! run, since it may have been done or not.
+//! whatever was acknowledged, before the failure or after it, is there after a power failure at any
+//! point behind the failed request (`behind.rs`). One operation that fails for any other reason
+//! than the model's, and is no fsync, ends the run, since it may have been done or not.
 //!
 //! Each step of [`crate::systematic`] is such a run, followed by fsync and sync, and all of them
 //! one after the other are another.
+use crate::behind::search_behind;
 use crate::floors::Floors;
-use crate::found::Found;
 use crate::history::ClientHistory;
 use crate::operation::{Base, Operation, Target};
-use crate::oracle::{Checked, Oracle};
-use crate::search::open;
-use crate::sequence::{Attempt, Performer, Start};
-use crate::survivors::State;
+use crate::search::{SearchReport, open};
+use crate::sequence::{Attempt, Performer, Recording, Start, quiet_options};
 use crate::systematic::{self, STEPS, Step};
-use cairn_blockdev::simulated::{self, Fate};
+use cairn_blockdev::simulated;
 use cairn_blockdev::{BlockDevice, Operation as Request, SimulatedDevice};
+use cairn_engine::Volume;
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::Mutex;
-use cairn_environment::random::Seeded;
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, Geometry, NODE_BLOCKS, NODE_SIZE, Node, Superblock,
 };
-use cairn_fsck::{CheckOptions, PassId, Severity, check};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -149,13 +146,16 @@ pub struct FaultReport {
     pub rows: Vec<FaultRow>,
     /// By operation.
     pub operations: Vec<OperationRow>,
-    /// What the judge of the crash states could have noticed.
-    pub checked: Checked,
+    /// Power failures behind the faults, and what their judge could have noticed.
+    pub search: SearchReport,
     /// What is below the floors of a complete run.
     pub too_little: Vec<String>,
     /// What was wrong.
     pub findings: Vec<String>,
 }
+
+/// Points at which the power must fail behind each fault, on the average: more than at its end.
+const POINTS_PER_RUN: u64 = 2;
 
 /// How a run with a fault ended.
 enum Ending {
@@ -240,7 +240,7 @@ pub fn run(
                     .find(|row| row.structure == structure)
                     .expect("a row for each structure");
                 if let Ok((_, judged)) = &outcome {
-                    report.checked.add(&judged.checked);
+                    report.search.add(judged);
                 }
                 row.outcomes.add(&outcome);
                 of_workload.add(&outcome);
@@ -257,15 +257,18 @@ pub fn run(
     }
     report.rows.retain(|row| row.outcomes.faults > 0);
     if report.workloads == workloads_total && report.findings.is_empty() {
-        let states = report.rows.iter().map(|row| row.outcomes.states).sum();
-        report.too_little =
-            Floors::FAULTS.too_little((workloads_total, states), 0, &report.checked);
+        let SearchReport { runs, points, states, during_recovery, checked, .. } = report.search;
+        report.too_little = Floors::FAULTS.too_little((runs, states), during_recovery, &checked);
+        let points_min = POINTS_PER_RUN * runs;
+        if points < points_min {
+            report.too_little.push(format!("power failures: {points}, at least {points_min}"));
+        }
     }
     Ok(report)
 }
 
 impl Outcomes {
-    fn add(&mut self, outcome: &Result<(Ending, Judged), String>) {
+    fn add(&mut self, outcome: &Result<(Ending, SearchReport), String>) {
         self.faults += 1;
         match outcome {
             Ok((ending, judged)) => {
@@ -361,13 +364,7 @@ impl Map {
 /// A fault that was met, and what came of it: how the run ended, and what was judged afterwards.
 struct Met {
     structure: Structure,
-    outcome: Result<(Ending, Judged), String>,
-}
-
-/// Crash states after a run, and what their judge could have noticed.
-struct Judged {
-    states: u64,
-    checked: Checked,
+    outcome: Result<(Ending, SearchReport), String>,
 }
 
 /// Has the requests of `fault` fail; the first of them is kept.
@@ -398,23 +395,31 @@ fn one(start: &Start, operations: &[Operation], map: &Map, fault: Fault, seed: u
     let device = start.device();
     device.start_recording();
     let failed = plan(&device, fault);
-    let ran = run_with_fault(start, operations, &device);
+    let ran = run_with_fault(start, operations, &device, device.clone());
     let structure = map.structure(failed.get()?);
+    let failed_at = device.first_failure()?;
     device.clear_failures();
-    let judged = ran.and_then(|(mut history, ending)| {
+    let outcome = ran.and_then(|(mut history, ending)| {
         history.may_be_unreadable = fault.kind.request == Request::Write;
-        Ok((ending, judge_states(&device, &history, seed ^ fault.after)?))
+        let recording = Recording { device, history };
+        let report = search_behind(&recording, failed_at, seed ^ fault.after)
+            .map_err(|finding| finding.text)?;
+        Ok((ending, report))
     });
-    Some(Met { structure, outcome: judged })
+    Some(Met { structure, outcome })
 }
 
 /// Opens the volume, performs the operations, and closes it. What the client did, and how it ended.
+/// The engine sees the device as `seen`.
 fn run_with_fault(
     start: &Start,
     operations: &[Operation],
     device: &Arc<SimulatedDevice>,
+    seen: Arc<dyn BlockDevice>,
 ) -> Result<(ClientHistory, Ending), String> {
-    let Ok(volume) = open(device, false) else { return Ok((start.history(), Ending::Refused)) };
+    let Ok(volume) = Volume::open(seen, quiet_options()) else {
+        return Ok((start.history(), Ending::Refused));
+    };
     let (mut history, told) = match Performer::new(start, &volume, device) {
         // Not even the root could be read.
         Err(_) => (start.history(), Told::Reported),
@@ -434,31 +439,6 @@ fn run_with_fault(
         (false, false) => Ending::Reported,
     };
     Ok((history, ending))
-}
-
-/// Judges what power failures at the end leave.
-fn judge_states(
-    device: &SimulatedDevice,
-    history: &ClientHistory,
-    seed: u64,
-) -> Result<Judged, String> {
-    let mut explorer = device.explorer();
-    explorer.advance_to(explorer.history_len());
-    let mut random = Seeded::new(seed);
-    let unflushed = explorer.unflushed().len();
-    let mut states = [Fate::Written, Fate::Lost]
-        .map(|fate| State::of(&explorer, vec![fate; unflushed]))
-        .into_iter()
-        .collect::<Vec<_>>();
-    states.extend((0..3).map(|_| State::random(&explorer, &mut random, history.sabotage)));
-    let mut oracle = Oracle::new(std::slice::from_ref(history));
-    let count = states.len() as u64;
-    for state in states {
-        oracle.note(state.set, state.survived);
-        let found = read(&state.device, history)?;
-        oracle.judge(state.set, &Arc::new(found), explorer.position())?;
-    }
-    Ok(Judged { states: count, checked: oracle.checked() })
 }
 
 /// Whether a caller learned of the fault.
@@ -494,103 +474,6 @@ pub(crate) fn perform(
     Ok(told)
 }
 
-/// Checks and reads a state. Data that could not be written may be missing: an error for its
-/// reader, and a finding of fsck.
-fn read(state: &Arc<SimulatedDevice>, history: &ClientHistory) -> Result<Found, String> {
-    let report = check(&**state, &CheckOptions { data: true, repair: false }, &mut |_| {})
-        .map_err(|error| format!("fsck: {error}"))?;
-    let tolerated = |pass: PassId| history.may_be_unreadable && pass == PassId::Data;
-    if let Some(finding) = report
-        .findings
-        .iter()
-        .find(|finding| finding.severity == Severity::Error && !tolerated(finding.pass))
-    {
-        return Err(format!("fsck finds {finding:?}"));
-    }
-    Found::read(&open(state, true)?)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::verdict::judge_found;
-
-    #[test]
-    fn every_request_of_each_kind_is_met() {
-        let report = run(1, &AtomicBool::new(false), &mut |_, _| {})
-            .unwrap_or_else(|error| panic!("{error}"));
-        assert!(report.findings.is_empty(), "{}", report.findings.join("\n"));
-        eprintln!("{:?}", report.checked);
-        assert!(report.too_little.is_empty(), "it checked too little: {:?}", report.too_little);
-        assert_eq!(
-            (report.workloads as usize, report.operations.len()),
-            (STEPS.len() + 1, STEPS.len() + 1)
-        );
-        for kind in kinds() {
-            let rows = report.rows.iter().filter(|row| {
-                let error = if kind.no_space { "ENOSPC" } else { "EIO" };
-                (row.request.as_str(), row.error, row.lasting)
-                    == (&*kind.request.to_string(), error, kind.lasting)
-            });
-            let sum = |count: fn(&Outcomes) -> u64| {
-                rows.clone().map(|row| count(&row.outcomes)).sum::<u64>()
-            };
-            assert!(
-                sum(|row| row.faults) > 100
-                    && sum(|row| row.reported + row.stopped) > 0
-                    && sum(|row| row.states) > 0,
-                "{kind:?}"
-            );
-            let structures: Vec<Structure> = rows.clone().map(|row| row.structure).collect();
-            let expected = if kind.request == Request::Flush {
-                &Structure::ALL[5..]
-            } else {
-                &Structure::ALL[..5]
-            };
-            assert_eq!(structures, expected, "{kind:?}");
-        }
-        let all = report
-            .rows
-            .iter()
-            .map(|row| row.outcomes)
-            .chain(report.operations.iter().map(|row| row.outcomes));
-        for row in all {
-            assert_eq!(
-                row.faults,
-                row.refused + row.reported + row.stopped + row.absorbed,
-                "{row:?}"
-            );
-        }
-        let sum = |faults: u64, row: &Outcomes| faults + row.faults;
-        let by_structure = report.rows.iter().map(|row| &row.outcomes).fold(0, sum);
-        assert_eq!(by_structure, report.operations.iter().map(|row| &row.outcomes).fold(0, sum));
-    }
-
-    #[test]
-    fn a_false_acknowledgement_is_noticed() {
-        let start = Start::new(&systematic::setup()).expect("a new volume");
-        let state = start.device();
-        let mut history = start.history();
-        let volume = open(&state, true).expect("it opens");
-        let found = Found::read(&volume).expect("it is healthy");
-        judge_found(&found, std::slice::from_ref(&history), 0).expect("nothing was done");
-        let mut model = start.model.clone();
-        let path =
-            crate::operation::Path { base: Base::Own, names: vec![crate::operation::Name(0)] };
-        let write = Operation::Write {
-            target: Target::Path(path),
-            offset_bytes: 0,
-            length_bytes: 10,
-            tag: crate::contents::Tag { client: 9, operation: 0 },
-        };
-        let (_, effects) = model.apply(&write);
-        history.push(
-            write,
-            crate::history::Span { history_begin: 0, begin: 50, end: 51 },
-            &effects,
-            &model,
-        );
-        history.acknowledge_all(0);
-        judge_found(&found, std::slice::from_ref(&history), 0).expect_err("the write isn't there");
-    }
-}
+#[path = "faults_tests.rs"]
+mod faults_tests;

@@ -16,6 +16,7 @@
 #![deny(unsafe_code)]
 
 pub mod ace;
+pub mod behind;
 pub mod campaign;
 pub mod colliding;
 #[cfg(not(feature = "shuttle"))]

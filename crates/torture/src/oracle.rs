@@ -92,6 +92,11 @@ impl<'a> Oracle<'a> {
         self.checked
     }
 
+    /// Whether data that was never acknowledged may be an error to read.
+    pub(crate) fn may_be_unreadable(&self) -> bool {
+        self.histories.iter().any(|history| history.may_be_unreadable)
+    }
+
     pub(crate) fn sabotage(&self) -> Sabotage {
         self.histories.first().map_or(Sabotage::None, |history| history.sabotage)
     }

@@ -6,7 +6,7 @@
 //! is read. What was found is then judged for every failure that leaves this image, since what has
 //! been acknowledged differs. Some images are also recovered for good: opened for writing, judged,
 //! closed, checked again; and the power fails once more during that.
-use crate::crash::{expect_clean, keep};
+use crate::crash::{expect_clean_but_for, keep};
 use crate::found::Found;
 use crate::oracle::{Checked, Oracle};
 use crate::sabotage::Sabotage;
@@ -14,10 +14,11 @@ use crate::second_reader;
 use crate::sequence::{Recording, quiet_options};
 use crate::snapshot::hash;
 use crate::survivors::{State, Survived, describe, sets, tears};
-use cairn_blockdev::simulated::{CrashExplorer, EventInfo, Fate, WriteInfo};
+use cairn_blockdev::simulated::{CrashExplorer, DiscardContent, EventInfo, Fate, WriteInfo};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
+use cairn_fsck::PassId;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -83,7 +84,7 @@ pub struct Finding {
 }
 
 /// The search of one run.
-struct Search<'a> {
+pub(crate) struct Search<'a> {
     oracle: Oracle<'a>,
     options: &'a SearchOptions,
     random: Seeded,
@@ -102,19 +103,38 @@ pub fn search(
     seed: u64,
 ) -> Result<SearchReport, Finding> {
     let oracle = Oracle::new(std::slice::from_ref(&recording.history));
-    let report = SearchReport { runs: 1, ..SearchReport::default() };
-    let random = Seeded::new(seed);
-    let mut search = Search { oracle, options, random, report, seen: HashMap::new() };
+    let mut search = Search::new(oracle, options, seed);
     let mut explorer = recording.device.explorer();
     loop {
         search.point(&explorer)?;
         if !explorer.advance() {
-            return Ok(SearchReport { checked: search.oracle.checked(), ..search.report });
+            return Ok(search.report());
         }
     }
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    pub(crate) fn new(oracle: Oracle<'a>, options: &'a SearchOptions, seed: u64) -> Self {
+        let report = SearchReport { runs: 1, ..SearchReport::default() };
+        Self { oracle, options, random: Seeded::new(seed), report, seen: HashMap::new() }
+    }
+
+    /// What was tested.
+    pub(crate) fn report(self) -> SearchReport {
+        SearchReport { checked: self.oracle.checked(), ..self.report }
+    }
+
+    /// These states at one point.
+    pub(crate) fn states(
+        &mut self,
+        explorer: &CrashExplorer,
+        unflushed: &[WriteInfo],
+        sets: &[Vec<Fate>],
+    ) -> Result<(), Finding> {
+        self.report.points += 1;
+        sets.iter().try_for_each(|fates| self.state(explorer, unflushed, fates))
+    }
+
     /// All states at one point.
     fn point(&mut self, explorer: &CrashExplorer) -> Result<(), Finding> {
         self.report.points += 1;
@@ -147,11 +167,24 @@ impl Search<'_> {
         unflushed: &[WriteInfo],
         fates: &[Fate],
     ) -> Result<(), Finding> {
+        let fates = self.oracle.sabotage().bend(fates.to_vec());
+        let contents = explorer.discard_contents();
+        contents
+            .iter()
+            .try_for_each(|discarded| self.state_as(explorer, unflushed, &fates, *discarded))
+    }
+
+    fn state_as(
+        &mut self,
+        explorer: &CrashExplorer,
+        unflushed: &[WriteInfo],
+        fates: &[Fate],
+        discarded: DiscardContent,
+    ) -> Result<(), Finding> {
         self.report.states += 1;
         let position = explorer.position();
-        let fates = self.oracle.sabotage().bend(fates.to_vec());
-        let survived = Survived::of(unflushed, &fates);
-        let state = Arc::new(explorer.state_with(|_| fates.clone()));
+        let survived = Survived::of(unflushed, fates);
+        let state = Arc::new(explorer.state_as(fates, discarded));
         let fingerprint = explorer.fingerprint(&state);
         self.oracle.note(fingerprint, survived);
         if self.oracle.has_judged(fingerprint, position) {
@@ -161,8 +194,8 @@ impl Search<'_> {
         result.map_err(|error| {
             let error = keep(self.options.keep_in.as_deref(), &state, error);
             let total = explorer.history_len();
-            let survived = describe(unflushed, &fates);
-            Finding { text: format!("power failure after {position} of {total} device operations; of the unflushed:{survived}\n  {error}") }
+            let survived = describe(unflushed, fates);
+            Finding { text: format!("power failure after {position} of {total} device operations; discards left {discarded}; of the unflushed:{survived}\n  {error}") }
         })
     }
 
@@ -187,13 +220,20 @@ impl Search<'_> {
 
     /// Everything that an image holds, without changing it.
     fn read(&mut self, state: &Arc<SimulatedDevice>) -> Result<Found, String> {
-        let replayable = expect_clean(&**state)?;
+        let replayable = self.expect_clean(state)?;
         self.report.replayed += u64::from(replayable > 0);
         let volume = open(state, true)?;
         let found = Found::read(&volume)?;
         second_reader::compare(&**state, &volume, &found)?;
         self.report.compared += 1;
         Ok(found)
+    }
+
+    /// Data that could not be written may be missing: an error for its reader, and a finding of
+    /// fsck.
+    fn expect_clean(&self, state: &SimulatedDevice) -> Result<u64, String> {
+        let tolerated = self.oracle.may_be_unreadable().then_some(PassId::Data);
+        expect_clean_but_for(state, tolerated)
     }
 
     /// Recovers an image for good, and crashes once in that.
@@ -208,7 +248,7 @@ impl Search<'_> {
         let volume = open(&state, false)?;
         self.oracle.judge(fingerprint, &Arc::new(Found::read(&volume)?), position)?;
         volume.close().map_err(|error| format!("closing: {error}"))?;
-        expect_clean(&*state)?;
+        self.expect_clean(&state)?;
         self.report.recovered += 1;
         if self.oracle.sabotage() == Sabotage::NoCrashInRecovery {
             return Ok(());

@@ -161,6 +161,9 @@ impl Shape {
 /// How long the discard of a free run takes, so that clients meet it.
 const DISCARD_TIME: Duration = Duration::from_micros(100);
 
+/// How late writes are answered at most, so that flushes begin meanwhile.
+const LATE_WRITES_US: [u64; 3] = [0, 200, 1000];
+
 /// A record of one run, ready to be crashed.
 pub(crate) struct Recorded {
     pub(crate) device: Arc<SimulatedDevice>,
@@ -216,6 +219,10 @@ pub(crate) fn record(
     device.start_recording();
     device.set_delay(Operation::Flush, Duration::from_micros(shape.flush_time_us));
     device.set_delay(Operation::Discard, if shape.trims() { DISCARD_TIME } else { Duration::ZERO });
+    if !shape.repeats_exactly() {
+        let late_us = LATE_WRITES_US[random.below(LATE_WRITES_US.len() as u64) as usize];
+        device.set_late_writes(Duration::from_micros(late_us));
+    }
     let order = Arc::new(AtomicU64::new(0));
     let mut profile = shape.profile;
     // Writes of 256 KiB and more don't fill holes.

@@ -2,8 +2,11 @@
 //! few, otherwise those that have been seen to matter; and writes that are torn between two
 //! sectors.
 use crate::sabotage::Sabotage;
+use crate::snapshot::hash;
 use cairn_blockdev::SimulatedDevice;
-use cairn_blockdev::simulated::{CrashExplorer, Fate, SectorSet, WriteInfo, random_fates};
+use cairn_blockdev::simulated::{
+    CrashExplorer, DiscardContent, Fate, SectorSet, WriteInfo, random_fates,
+};
 use cairn_environment::random::Seeded;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -138,22 +141,22 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// A state with random fates.
+    /// A state with random fates, and any content of discarded blocks.
     pub(crate) fn random(
         explorer: &CrashExplorer,
         random: &mut Seeded,
         sabotage: Sabotage,
     ) -> Self {
-        Self::of(explorer, sabotage.bend(random_fates(&explorer.unflushed(), random)))
+        let fates = sabotage.bend(random_fates(&explorer.unflushed(), random));
+        let contents = explorer.discard_contents();
+        Self::of(explorer, fates, contents[random.below(contents.len() as u64) as usize])
     }
 
-    /// A state with these fates.
-    pub(crate) fn of(explorer: &CrashExplorer, fates: Vec<Fate>) -> Self {
-        let unflushed = explorer.unflushed();
+    fn of(explorer: &CrashExplorer, fates: Vec<Fate>, discarded: DiscardContent) -> Self {
         Self {
-            set: explorer.survivors_digest(&fates),
-            survived: Survived::of(&unflushed, &fates),
-            device: Arc::new(explorer.state_with(|_| fates)),
+            set: hash((explorer.survivors_digest(&fates), discarded)),
+            survived: Survived::of(&explorer.unflushed(), &fates),
+            device: Arc::new(explorer.state_as(&fates, discarded)),
         }
     }
 }
@@ -174,14 +177,19 @@ pub fn every_state(
     loop {
         let unflushed = explorer.unflushed();
         let mut state = |explorer: &CrashExplorer, fates: &[Fate]| {
-            let state = explorer.state_with(|_| fates.to_vec());
-            states += 1;
-            if !seen.insert(explorer.fingerprint(&state)) {
-                return Ok(());
-            }
-            let position = explorer.position();
-            visit(position, Arc::new(state)).map_err(|error| {
-                format!("after {position} events;{}\n{error}", describe(&unflushed, fates))
+            explorer.discard_contents().iter().try_for_each(|discarded| {
+                let state = explorer.state_as(fates, *discarded);
+                states += 1;
+                if !seen.insert(explorer.fingerprint(&state)) {
+                    return Ok(());
+                }
+                let position = explorer.position();
+                visit(position, Arc::new(state)).map_err(|error| {
+                    let survived = describe(&unflushed, fates);
+                    format!(
+                        "after {position} events; discards left {discarded};{survived}\n{error}"
+                    )
+                })
             })
         };
         sets(unflushed.len(), &mut random, &mut |fates| state(&explorer, fates))?;
@@ -260,6 +268,25 @@ mod tests {
         assert_eq!(of([lost.clone(), lost, written.clone()]), (false, true));
         let whole = Fate::Torn((0..8).collect());
         assert_eq!(of([whole, Fate::Torn(SectorSet::default()), written]), (false, true));
+    }
+
+    /// A program that relies on any content of a discarded block is found out.
+    #[test]
+    fn every_content_of_a_discarded_block_is_visited() {
+        let device = SimulatedDevice::new(1 << 20);
+        device.write(0, &[&[1; 4096]]).expect("it is healthy");
+        device.flush().expect("it is healthy");
+        device.start_recording();
+        device.discard(0, 4096).expect("it is healthy");
+        device.flush().expect("it is healthy");
+        let relies_on = |content: u8| {
+            every_state(&device, &mut |_, state| {
+                let mut block = [0; 4096];
+                state.read(0, &mut block).map_err(|error| error.to_string())?;
+                if [1, content].contains(&block[0]) { Ok(()) } else { Err("another".into()) }
+            })
+        };
+        assert!([0, 0xdb, 1].into_iter().all(|content| relies_on(content).is_err()));
     }
 
     #[test]

@@ -14,6 +14,9 @@ use cairn_torture::survivors::every_state;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+#[path = "interrupted/faults.rs"]
+mod faults;
+
 const VOLUME_BYTES: u64 = 16 << 20;
 const LOG_BYTES: u64 = 1 << 20;
 

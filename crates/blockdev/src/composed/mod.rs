@@ -56,4 +56,6 @@ mod label_tests;
 #[cfg(test)]
 mod mirror_tests;
 #[cfg(test)]
+mod rebuild_fault_tests;
+#[cfg(test)]
 mod rebuild_tests;

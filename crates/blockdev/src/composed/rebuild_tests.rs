@@ -20,7 +20,7 @@ fn content(block: u64) -> u8 {
     (block % 251) as u8
 }
 
-fn filled(count: usize) -> Vec<Disk> {
+pub(super) fn filled(count: usize) -> Vec<Disk> {
     let disks = new_mirror(count);
     let all: Vec<Option<&Disk>> = disks.iter().map(Some).collect();
     let mirror = open(&all, false).unwrap();
@@ -32,7 +32,7 @@ fn filled(count: usize) -> Vec<Disk> {
     disks
 }
 
-fn expect_content(device: &dyn BlockDevice) {
+pub(super) fn expect_content(device: &dyn BlockDevice) {
     for block in 0..device.length_bytes() / 4096 {
         assert_eq!(byte(device, block), content(block), "block {block}");
     }

@@ -7,7 +7,9 @@ use super::crash::{Fate, random_fates};
 use super::explorer::CrashExplorer;
 use super::faults::{InjectedFaults, RequestInfo};
 use super::image::{Block, SparseImage};
-use super::media::{Media, MediaEvent, WriteContent, WriteId, WriteInfo, WriteRecord, damage};
+use super::media::{
+    DiscardContent, Media, MediaEvent, WriteContent, WriteId, WriteInfo, WriteRecord, damage,
+};
 use crate::counters::{CounterCells, DeviceCounters};
 use crate::device::{BLOCK_BYTES, BlockDevice, CheckedRange, SetWrite, gathered_bytes};
 use crate::error::{DeviceError, Operation};
@@ -19,17 +21,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The content of a discarded block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DiscardContent {
-    /// Zeros.
-    Zeros,
-    /// A pattern that was never written. The default: it exposes code that relies on the content.
-    Garbage,
-    /// The old content: the device ignores the hint.
-    Kept,
-}
-
 const GARBAGE_BYTE: u8 = 0xdb;
 
 #[derive(Clone, Copy, Default)]
@@ -38,11 +29,25 @@ struct Delays {
     write: Duration,
     flush: Duration,
     discard: Duration,
+    /// Half of the writes take up to this long in addition.
+    late_writes: Duration,
+}
+
+impl Delays {
+    /// How much later this write is answered.
+    fn lateness(&self, id: WriteId) -> Duration {
+        let mut random = Seeded::new(id.0);
+        let is_late = !self.late_writes.is_zero() && random.chance(1, 2);
+        let nanos = if is_late { random.below(self.late_writes.as_nanos() as u64) } else { 0 };
+        Duration::from_nanos(nanos)
+    }
 }
 
 struct RecordedHistory {
     base: Media,
     events: Vec<MediaEvent>,
+    /// How many events there were when a request first failed.
+    first_failure: Option<usize>,
 }
 
 struct SimulatedState {
@@ -51,6 +56,8 @@ struct SimulatedState {
     current: SparseImage,
     /// Writes that have completed and are not covered, by order of completion.
     completed: Vec<WriteId>,
+    /// How many writes and discards have been issued and not answered.
+    under_way: u64,
     next_write: WriteId,
     history: Option<RecordedHistory>,
     faults: InjectedFaults,
@@ -67,15 +74,31 @@ impl SimulatedState {
         }
     }
 
+    /// The error of a request, if it fails.
+    fn fails(&mut self, range: CheckedRange<'_>) -> Option<Errno> {
+        let error = self.faults.fails(&request(range))?;
+        if let Some(history) = &mut self.history {
+            history.first_failure.get_or_insert(history.events.len());
+        }
+        Some(error)
+    }
+
     fn issue(&mut self, offset_bytes: u64, content: WriteContent) -> Arc<WriteRecord> {
         let record = Arc::new(WriteRecord { id: self.next_write, offset_bytes, content });
         self.next_write.0 += 1;
+        self.under_way += 1;
         self.record(MediaEvent::Issued(Arc::clone(&record)));
         record
     }
 
+    fn fail(&mut self, record: &WriteRecord) {
+        self.under_way -= 1;
+        self.record(MediaEvent::Failed(record.id));
+    }
+
     fn complete(&mut self, record: &WriteRecord) {
-        record.apply(&mut self.current);
+        self.under_way -= 1;
+        record.apply(&mut self.current, self.discard_content);
         self.completed.push(record.id);
     }
 }
@@ -116,17 +139,19 @@ impl SimulatedDevice {
     /// A device that continues the state of another one. `next_write` is above the numbers of all
     /// its writes.
     pub(super) fn from_media(media: Media, next_write: WriteId) -> SimulatedDevice {
-        let (current, completed) = media.completed();
+        let discard_content = DiscardContent::Garbage;
+        let (current, completed) = media.completed(discard_content);
         let length_bytes = current.length_bytes();
         let state = SimulatedState {
             current,
             media,
             completed,
+            under_way: 0,
             next_write,
             history: None,
             faults: InjectedFaults::default(),
             delays: Delays::default(),
-            discard_content: DiscardContent::Garbage,
+            discard_content,
             powered: true,
         };
         SimulatedDevice {
@@ -185,21 +210,30 @@ impl SimulatedDevice {
         &self,
         decide: impl FnOnce(&[WriteInfo]) -> Vec<Fate>,
     ) -> SimulatedDevice {
-        let media = self.state.lock().media.clone();
-        SimulatedDevice::from_image(media.crash(&decide(&media.writes())))
+        let (media, discarded) = {
+            let state = self.state.lock();
+            (state.media.clone(), state.discard_content)
+        };
+        SimulatedDevice::from_image(media.crash(&decide(&media.writes()), discarded))
     }
 
     /// Begins to record every event. Drops an earlier recording.
     pub fn start_recording(&self) {
         let mut state = self.state.lock();
         let base = state.media.clone();
-        state.history = Some(RecordedHistory { base, events: Vec::new() });
+        state.history = Some(RecordedHistory { base, events: Vec::new(), first_failure: None });
     }
 
     /// The number of recorded events. What was acknowledged before this call must survive a crash
     /// at any position from this number on.
     pub fn history_len(&self) -> usize {
         self.state.lock().history.as_ref().map_or(0, |history| history.events.len())
+    }
+
+    /// The number of events that had been recorded when a request first failed, of any kind, while
+    /// the device recorded.
+    pub fn first_failure(&self) -> Option<usize> {
+        self.state.lock().history.as_ref().and_then(|history| history.first_failure)
     }
 
     /// A walk through the recording so far, at its beginning.
@@ -209,7 +243,8 @@ impl SimulatedDevice {
     pub fn explorer(&self) -> CrashExplorer {
         let state = self.state.lock();
         let Some(history) = &state.history else { panic!("call start_recording() before the run") };
-        CrashExplorer::new(history.base.clone(), history.events.as_slice().into())
+        let events = history.events.as_slice().into();
+        CrashExplorer::new(history.base.clone(), events, state.discard_content)
     }
 
     /// The device after a power failure right after the first `events` recorded events. Replays
@@ -299,12 +334,19 @@ impl SimulatedDevice {
         }
     }
 
+    /// From now on every other write is answered up to `delay` late, and a set in two parts. So
+    /// other threads flush while writes are under way, which these flushes don't cover.
+    pub fn set_late_writes(&self, delay: Duration) {
+        self.state.lock().delays.late_writes = delay;
+    }
+
     /// Sets the time that each flush takes, which [`BlockDevice::flush_time`] also reports.
     pub fn set_flush_time(&self, flush_time: Duration) {
         self.set_delay(Operation::Flush, flush_time);
     }
 
-    /// Sets what discarded blocks read as from now on.
+    /// Sets what blocks read as that are discarded from now on, and what all discarded ones read
+    /// as after a power failure.
     pub fn set_discard_content(&self, content: DiscardContent) {
         self.state.lock().discard_content = content;
     }
@@ -320,19 +362,14 @@ impl SimulatedDevice {
         Ok(range)
     }
 
-    /// Issues, delays, and completes a write or discard. `content` is `None` if it changes nothing.
-    fn change(
-        &self,
-        range: CheckedRange<'_>,
-        content: impl FnOnce(&SimulatedState) -> Option<WriteContent>,
-    ) -> Result<(), DeviceError> {
+    /// Issues, delays, and completes a write or discard.
+    fn change(&self, range: CheckedRange<'_>, content: WriteContent) -> Result<(), DeviceError> {
         let mut state = self.state.lock();
         powered(&state, range)?;
-        let failed = state.faults.fails(&request(range));
-        let content = content(&state);
-        let record = content.map(|content| state.issue(range.offset_bytes, content));
+        let failed = state.fails(range);
+        let record = state.issue(range.offset_bytes, content);
         let delay = if range.operation == Operation::Write {
-            state.delays.write
+            state.delays.write + state.delays.lateness(record.id)
         } else {
             state.delays.discard
         };
@@ -340,12 +377,12 @@ impl SimulatedDevice {
         pass(delay);
         let mut state = self.state.lock();
         powered(&state, range)?;
-        match &record {
-            Some(record) if failed.is_some() => state.record(MediaEvent::Failed(record.id)),
-            Some(record) => state.complete(record),
-            None => {}
+        if let Some(error) = failed {
+            state.fail(&record);
+            return Err(range.error(error));
         }
-        failed.map_or(Ok(()), |error| Err(range.error(error)))
+        state.complete(&record);
+        Ok(())
     }
 }
 
@@ -383,7 +420,7 @@ impl BlockDevice for SimulatedDevice {
         pass(delay);
         let mut state = self.state.lock();
         powered(&state, range)?;
-        if let Some(error) = state.faults.fails(&request(range)) {
+        if let Some(error) = state.fails(range) {
             return Err(range.error(error));
         }
         state.current.read(offset_bytes, buffer);
@@ -394,7 +431,7 @@ impl BlockDevice for SimulatedDevice {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let range = self.checked(Operation::Write, offset_bytes, gathered_bytes(buffers))?;
         let blocks = blocks_of(buffers);
-        self.change(range, |_| Some(WriteContent::Blocks(blocks)))?;
+        self.change(range, WriteContent::Blocks(blocks))?;
         self.counters.count_write(range.length_bytes);
         Ok(())
     }
@@ -421,23 +458,29 @@ impl BlockDevice for SimulatedDevice {
                     continue;
                 }
             };
-            let failed = state.faults.fails(&request(range));
+            let failed = state.fails(range);
             let record =
                 state.issue(range.offset_bytes, WriteContent::Blocks(blocks_of(&write.buffers)));
             issued.push((index, range, record, failed));
         }
         let delay = state.delays.write;
         let mut order = Seeded::new(state.next_write.0);
+        // Some of the set is answered before that, and some after.
+        let lateness = state.delays.lateness(state.next_write);
+        let late = order.below(issued.len() as u64 + 1) as usize;
         drop(state);
         pass(delay);
         while !issued.is_empty() {
+            if issued.len() == late {
+                pass(lateness);
+            }
             let (index, range, record, failed) =
                 issued.swap_remove(order.below(issued.len() as u64) as usize);
             let mut state = self.state.lock();
             if let Err(error) = powered(&state, range) {
                 results[index] = Err(error);
             } else if let Some(error) = failed {
-                state.record(MediaEvent::Failed(record.id));
+                state.fail(&record);
                 results[index] = Err(range.error(error));
             } else {
                 state.complete(&record);
@@ -453,8 +496,9 @@ impl BlockDevice for SimulatedDevice {
         let range = self.checked(Operation::Flush, 0, 0)?;
         let mut state = self.state.lock();
         powered(&state, range)?;
-        let failed = state.faults.fails(&request(range));
+        let failed = state.fails(range);
         let covered: Arc<[WriteId]> = state.completed.as_slice().into();
+        let is_beside_writes = state.under_way > 0;
         let delay = state.delays.flush;
         drop(state);
         pass(delay);
@@ -463,7 +507,7 @@ impl BlockDevice for SimulatedDevice {
         state.record(if failed.is_some() {
             MediaEvent::FlushFailed(Arc::clone(&covered))
         } else {
-            MediaEvent::Flushed(Arc::clone(&covered))
+            MediaEvent::Flushed { covered: Arc::clone(&covered), is_beside_writes }
         });
         let SimulatedState { completed, media, .. } = &mut *state;
         if let Some(error) = failed {
@@ -478,14 +522,8 @@ impl BlockDevice for SimulatedDevice {
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
         let range = self.checked(Operation::Discard, offset_bytes, length_bytes)?;
         let blocks = length_bytes / BLOCK_BYTES as u64;
-        self.change(range, |state| match state.discard_content {
-            DiscardContent::Kept => None,
-            DiscardContent::Zeros => Some(WriteContent::Discarded { blocks, block: None }),
-            DiscardContent::Garbage => Some(WriteContent::Discarded {
-                blocks,
-                block: Some(Arc::new([GARBAGE_BYTE; BLOCK_BYTES])),
-            }),
-        })?;
+        let garbage = Arc::new([GARBAGE_BYTE; BLOCK_BYTES]);
+        self.change(range, WriteContent::Discarded { blocks, garbage })?;
         self.counters.count_discard();
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! The simulated device as a device: contents, coverage of flushes, faults, delays.
 
-use super::{DiscardContent, Fate};
+use super::{CrashExplorer, DiscardContent, Fate};
 use crate::{BlockDevice, MemoryDevice, Operation, SetWrite, SimulatedDevice};
-use cairn_environment::atomic::{AtomicU8, Ordering};
+use cairn_environment::atomic::{AtomicBool, AtomicU8, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use std::sync::Arc;
@@ -89,6 +89,35 @@ fn a_flush_covers_only_what_completed_before_it_was_issued() {
     write.join().unwrap();
     device.flush().unwrap();
     assert_eq!(byte(&after_losing_all(&device), 2), 3);
+}
+
+/// Half of a set is durable, the other half is not, and the record says so of the flush.
+#[test]
+fn late_writes_leave_flushes_beside_them() {
+    let device = Arc::new(SimulatedDevice::new(MIB));
+    device.set_late_writes(Duration::from_millis(2));
+    device.start_recording();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (writer, stopped) = (Arc::clone(&device), Arc::clone(&stop));
+    let write = thread::spawn("write", move || {
+        let bytes = [1; 4096];
+        let one = |index: u64| SetWrite { offset_bytes: index * 4096, buffers: vec![&bytes] };
+        while !stopped.load(Ordering::SeqCst) {
+            let results = writer.write_set(&(0..8).map(one).collect::<Vec<_>>());
+            assert!(results.iter().all(Result::is_ok));
+        }
+    });
+    let (mut beside, mut parted) = (0, false);
+    while beside == 0 || !parted {
+        device.flush().unwrap();
+        parted |= (1..8).contains(&device.unflushed().len());
+        beside = device.explorer().flushes_beside_writes();
+    }
+    stop.store(true, Ordering::SeqCst);
+    write.join().unwrap();
+    device.start_recording();
+    device.flush().unwrap();
+    assert_eq!(device.explorer().flushes_beside_writes(), 0, "nothing is under way");
 }
 
 /// Many writers, many flushers: what a thread wrote before its own successful flush survives
@@ -244,6 +273,36 @@ fn discarded_blocks_hold_anything() {
         device.flush().unwrap();
         assert_eq!(byte(&after_losing_all(&device), 5), expected);
     }
+}
+
+/// What reads have returned, and how long ago it was flushed, promises nothing.
+#[test]
+fn a_crash_state_chooses_what_discarded_blocks_hold() {
+    let device = SimulatedDevice::new(MIB);
+    fill(&device, 5, 7);
+    fill(&device, 6, 8);
+    device.flush().unwrap();
+    device.start_recording();
+    device.discard(5 * 4096, 2 * 4096).unwrap();
+    device.flush().unwrap();
+    fill(&device, 6, 9);
+    device.flush().unwrap();
+    let mut explorer = device.explorer();
+    assert_eq!(explorer.discard_contents().len(), 1, "nothing was discarded yet");
+    let bytes = |explorer: &CrashExplorer, fate: &[Fate]| {
+        let state = |content: &DiscardContent| explorer.state_as(fate, *content);
+        let contents = explorer.discard_contents().iter().map(state);
+        contents.map(|state| [byte(&state, 5), byte(&state, 6)]).collect::<Vec<_>>()
+    };
+    assert!(explorer.advance());
+    assert_eq!(bytes(&explorer, &[Fate::Lost]), [[7, 8]; 3]);
+    assert_eq!(bytes(&explorer, &[Fate::Written]), [[0, 0], [0xdb, 0xdb], [7, 8]]);
+    let front = || Fate::Torn((0..8).collect());
+    assert_eq!(bytes(&explorer, &[front()]), [[0, 8], [0xdb, 8], [7, 8]]);
+    assert!(explorer.advance());
+    assert_eq!(bytes(&explorer, &[]), [[0, 0], [0xdb, 0xdb], [7, 8]]);
+    explorer.advance_to(explorer.history_len());
+    assert_eq!(bytes(&explorer, &[]), [[0, 9], [0xdb, 9], [7, 9]], "what is written again is sure");
 }
 
 #[test]

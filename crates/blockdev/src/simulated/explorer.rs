@@ -3,7 +3,7 @@
 use super::crash::{Fate, random_fates};
 use super::device::SimulatedDevice;
 use super::image::{Block, SparseImage};
-use super::media::{Media, MediaEvent, WriteId, WriteInfo};
+use super::media::{DiscardContent, Media, MediaEvent, WriteId, WriteInfo};
 use cairn_environment::random::Seeded;
 use std::fmt;
 
@@ -67,12 +67,18 @@ pub struct CrashExplorer {
     base: SparseImage,
     /// Digest of the writes issued so far.
     issued: u64,
+    /// What discarded blocks hold after a power failure, unless the caller says otherwise.
+    discarded: DiscardContent,
 }
 
 impl CrashExplorer {
-    pub(super) fn new(base: Media, events: std::sync::Arc<[MediaEvent]>) -> CrashExplorer {
-        let durable = base.durable().clone();
-        CrashExplorer { events, position: 0, base: durable, media: base, issued: 0 }
+    pub(super) fn new(
+        media: Media,
+        events: std::sync::Arc<[MediaEvent]>,
+        discarded: DiscardContent,
+    ) -> CrashExplorer {
+        let base = media.durable(DiscardContent::Kept).clone();
+        CrashExplorer { events, position: 0, base, media, issued: 0, discarded }
     }
 
     /// The number of recorded events.
@@ -118,7 +124,7 @@ impl CrashExplorer {
     /// The positions just before and just after each flush, ascending: the most critical ones.
     pub fn flush_positions(&self) -> Vec<usize> {
         let is_flush = |event: &MediaEvent| {
-            matches!(event, MediaEvent::Flushed(_) | MediaEvent::FlushFailed(_))
+            matches!(event, MediaEvent::Flushed { .. } | MediaEvent::FlushFailed(_))
         };
         let mut positions: Vec<usize> = (0..)
             .zip(&*self.events)
@@ -127,6 +133,14 @@ impl CrashExplorer {
             .collect();
         positions.dedup();
         positions
+    }
+
+    /// How many flushes of the run began while a write was under way, which they don't cover.
+    pub fn flushes_beside_writes(&self) -> usize {
+        let is_beside = |event: &&MediaEvent| {
+            matches!(event, MediaEvent::Flushed { is_beside_writes: true, .. })
+        };
+        self.events.iter().filter(is_beside).count()
     }
 
     /// The writes that are unflushed here, by order of issue.
@@ -145,7 +159,22 @@ impl CrashExplorer {
     /// # Panics
     /// If there are not as many fates as writes.
     pub fn state_with(&self, decide: impl FnOnce(&[WriteInfo]) -> Vec<Fate>) -> SimulatedDevice {
-        SimulatedDevice::from_image(self.media.crash(&decide(&self.media.writes())))
+        self.state_as(&decide(&self.media.writes()), self.discarded)
+    }
+
+    /// The device after a power failure here, with these fates, one for each unflushed write, if
+    /// discarded blocks then hold `discarded`.
+    ///
+    /// # Panics
+    /// If there are not as many fates as writes.
+    pub fn state_as(&self, fates: &[Fate], discarded: DiscardContent) -> SimulatedDevice {
+        SimulatedDevice::from_image(self.media.crash(fates, discarded))
+    }
+
+    /// What discarded blocks may hold after a power failure here: with no discard so far, there is
+    /// nothing to choose.
+    pub fn discard_contents(&self) -> &'static [DiscardContent] {
+        if self.media.has_discards() { &DiscardContent::ALL } else { &DiscardContent::ALL[..1] }
     }
 
     /// The device here, as the next process finds it after the writing process was killed: reads
@@ -246,7 +275,7 @@ fn describe(event: &MediaEvent) -> EventInfo {
             }
         }
         MediaEvent::Failed(_) => EventInfo::WriteFailed,
-        MediaEvent::Flushed(_) => EventInfo::Flush,
+        MediaEvent::Flushed { .. } => EventInfo::Flush,
         MediaEvent::FlushFailed(_) => EventInfo::FlushFailed,
         MediaEvent::Damaged { .. } => EventInfo::Damage,
     }

@@ -1,18 +1,47 @@
 //! The durable and the unflushed content of a device, and how each event changes them.
 //!
 //! Invariants: `durable` holds everything that a successful flush covered, in the order of
-//! completion. `unflushed` holds every other write since, by order of issue. The live device and
-//! the replay of its history run the same code, so both agree.
+//! completion, once for each thing that a device may return for discarded blocks. `unflushed` holds
+//! every other write since, by order of issue. The live device and the replay of its history run
+//! the same code, so both agree.
 
 use super::SECTOR_BYTES;
 use super::crash::Fate;
 use super::image::{Block, SparseImage};
 use crate::device::BLOCK_BYTES;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES as u64 / SECTOR_BYTES;
+
+/// What a device returns for blocks that were discarded and not written since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DiscardContent {
+    /// Zeros.
+    Zeros,
+    /// A pattern that was never written. The default: it exposes code that relies on the content.
+    Garbage,
+    /// The old content: the device ignores the hint.
+    Kept,
+}
+
+impl DiscardContent {
+    /// All of them.
+    pub const ALL: [DiscardContent; 3] =
+        [DiscardContent::Zeros, DiscardContent::Garbage, DiscardContent::Kept];
+}
+
+impl fmt::Display for DiscardContent {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            DiscardContent::Zeros => "zeros",
+            DiscardContent::Garbage => "garbage",
+            DiscardContent::Kept => "what they held",
+        })
+    }
+}
 
 /// The number of a write, by order of issue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,10 +71,10 @@ impl WriteInfo {
     }
 }
 
-/// The new content of a range. `None` is a block of zeros.
+/// The new content of a range.
 pub(super) enum WriteContent {
     Blocks(Vec<Arc<Block>>),
-    Discarded { blocks: u64, block: Option<Arc<Block>> },
+    Discarded { blocks: u64, garbage: Arc<Block> },
 }
 
 pub(super) struct WriteRecord {
@@ -62,10 +91,17 @@ impl WriteRecord {
         }
     }
 
-    fn block(&self, index: u64) -> Option<&Arc<Block>> {
+    pub(super) fn is_discard(&self) -> bool {
+        matches!(self.content, WriteContent::Discarded { .. })
+    }
+
+    /// `None` is a block of zeros.
+    fn block(&self, index: u64, discarded: DiscardContent) -> Option<&Arc<Block>> {
         match &self.content {
             WriteContent::Blocks(blocks) => blocks.get(index as usize),
-            WriteContent::Discarded { block, .. } => block.as_ref(),
+            WriteContent::Discarded { garbage, .. } => {
+                (discarded == DiscardContent::Garbage).then_some(garbage)
+            }
         }
     }
 
@@ -80,9 +116,12 @@ impl WriteRecord {
     }
 
     /// Stores the whole content.
-    pub(super) fn apply(&self, image: &mut SparseImage) {
+    pub(super) fn apply(&self, image: &mut SparseImage, discarded: DiscardContent) {
+        if self.is_discard() && discarded == DiscardContent::Kept {
+            return;
+        }
         for (index, target) in self.range().enumerate() {
-            image.set_block(target, self.block(index as u64).cloned());
+            image.set_block(target, self.block(index as u64, discarded).cloned());
         }
     }
 
@@ -92,8 +131,12 @@ impl WriteRecord {
         &self,
         image: &mut SparseImage,
         superseded: &[Range<u64>],
+        discarded: DiscardContent,
         chosen: impl Fn(u64) -> bool,
     ) {
+        if self.is_discard() && discarded == DiscardContent::Kept {
+            return;
+        }
         for (index, target) in (0..).zip(self.range()) {
             if superseded.iter().any(|range| range.contains(&target)) {
                 continue;
@@ -102,22 +145,23 @@ impl WriteRecord {
             let count =
                 (first..first + SECTORS_PER_BLOCK).filter(|sector| chosen(*sector)).count() as u64;
             if count == SECTORS_PER_BLOCK {
-                image.set_block(target, self.block(index).cloned());
+                image.set_block(target, self.block(index, discarded).cloned());
             } else if count > 0 {
-                image.change_block(target, |block| self.mix(index, block, &chosen));
+                let new = self.block(index, discarded);
+                image.change_block(target, |block| mix(index, new, block, &chosen));
             }
         }
     }
+}
 
-    fn mix(&self, index: u64, target: &mut Block, chosen: impl Fn(u64) -> bool) {
-        for sector in 0..SECTORS_PER_BLOCK {
-            if chosen(index * SECTORS_PER_BLOCK + sector) {
-                let bytes =
-                    (sector * SECTOR_BYTES) as usize..((sector + 1) * SECTOR_BYTES) as usize;
-                match self.block(index) {
-                    Some(block) => target[bytes.clone()].copy_from_slice(&block[bytes]),
-                    None => target[bytes].fill(0),
-                }
+/// Stores the chosen sectors of block `index` of a write; without a `new` one, zeros.
+fn mix(index: u64, new: Option<&Arc<Block>>, target: &mut Block, chosen: impl Fn(u64) -> bool) {
+    for sector in 0..SECTORS_PER_BLOCK {
+        if chosen(index * SECTORS_PER_BLOCK + sector) {
+            let bytes = (sector * SECTOR_BYTES) as usize..((sector + 1) * SECTOR_BYTES) as usize;
+            match new {
+                Some(block) => target[bytes.clone()].copy_from_slice(&block[bytes]),
+                None => target[bytes].fill(0),
             }
         }
     }
@@ -130,8 +174,9 @@ pub(super) enum MediaEvent {
     Issued(Arc<WriteRecord>),
     /// A write returned an error.
     Failed(WriteId),
-    /// A flush succeeded; the writes it covers, by order of completion.
-    Flushed(Arc<[WriteId]>),
+    /// A flush succeeded; the writes it covers, by order of completion. Beside it were writes that
+    /// had been issued when it began, and not answered: it does not cover them.
+    Flushed { covered: Arc<[WriteId]>, is_beside_writes: bool },
     /// A flush returned an error; the writes that it should have covered.
     FlushFailed(Arc<[WriteId]>),
     /// Bytes of a range were damaged by an exclusive or with the pattern.
@@ -148,17 +193,25 @@ struct Unflushed {
 
 #[derive(Clone)]
 pub(super) struct Media {
-    durable: SparseImage,
+    /// In the order of [`DiscardContent::ALL`].
+    durable: [SparseImage; 3],
+    has_discards: bool,
     unflushed: BTreeMap<WriteId, Unflushed>,
 }
 
 impl Media {
     pub(super) fn new(durable: SparseImage) -> Media {
-        Media { durable, unflushed: BTreeMap::new() }
+        let durable = [durable.clone(), durable.clone(), durable];
+        Media { durable, has_discards: false, unflushed: BTreeMap::new() }
     }
 
-    pub(super) fn durable(&self) -> &SparseImage {
-        &self.durable
+    pub(super) fn durable(&self, discarded: DiscardContent) -> &SparseImage {
+        &self.durable[discarded as usize]
+    }
+
+    /// Whether a discard was ever issued.
+    pub(super) fn has_discards(&self) -> bool {
+        self.has_discards
     }
 
     pub(super) fn is_unflushed(&self, id: WriteId) -> bool {
@@ -168,6 +221,7 @@ impl Media {
     pub(super) fn apply(&mut self, event: &MediaEvent) {
         match event {
             MediaEvent::Issued(record) => {
+                self.has_discards |= record.is_discard();
                 let unflushed = Unflushed {
                     record: Arc::clone(record),
                     abandoned: false,
@@ -176,10 +230,12 @@ impl Media {
                 self.unflushed.insert(record.id, unflushed);
             }
             MediaEvent::Failed(id) => self.abandon(*id),
-            MediaEvent::Flushed(covered) => covered.iter().for_each(|id| self.cover(*id)),
+            MediaEvent::Flushed { covered, .. } => covered.iter().for_each(|id| self.cover(*id)),
             MediaEvent::FlushFailed(covered) => covered.iter().for_each(|id| self.abandon(*id)),
             MediaEvent::Damaged { offset_bytes, length_bytes, pattern } => {
-                damage(&mut self.durable, *offset_bytes, *length_bytes, *pattern);
+                for image in &mut self.durable {
+                    damage(image, *offset_bytes, *length_bytes, *pattern);
+                }
             }
         }
     }
@@ -190,7 +246,9 @@ impl Media {
             return;
         }
         if let Some(write) = self.unflushed.remove(&id) {
-            write.record.apply(&mut self.durable);
+            for (image, discarded) in self.durable.iter_mut().zip(DiscardContent::ALL) {
+                write.record.apply(image, discarded);
+            }
             self.supersede(id, &write.record.range());
         }
     }
@@ -222,7 +280,7 @@ impl Media {
             id: write.record.id,
             offset_bytes: write.record.offset_bytes,
             length_bytes: write.record.length_bytes(),
-            is_discard: matches!(write.record.content, WriteContent::Discarded { .. }),
+            is_discard: write.record.is_discard(),
             is_abandoned: write.abandoned,
         };
         self.unflushed.values().map(info).collect()
@@ -230,11 +288,11 @@ impl Media {
 
     /// The content that reads return if no error was reported: every write that was issued. The
     /// second part lists the writes that no flush has covered, by order of issue.
-    pub(super) fn completed(&self) -> (SparseImage, Vec<WriteId>) {
-        let mut image = self.durable.clone();
+    pub(super) fn completed(&self, discarded: DiscardContent) -> (SparseImage, Vec<WriteId>) {
+        let mut image = self.durable(discarded).clone();
         let good = self.unflushed.iter().filter(|(_, write)| !write.abandoned);
         let ids = good.map(|(id, write)| {
-            write.record.apply(&mut image);
+            write.record.apply(&mut image, discarded);
             *id
         });
         let ids = ids.collect();
@@ -242,21 +300,26 @@ impl Media {
     }
 
     /// The content after a power failure with these fates of the unflushed writes, one each, by
-    /// order of issue.
-    pub(super) fn crash(&self, fates: &[Fate]) -> SparseImage {
+    /// order of issue, on a device that returns `discarded` for discarded blocks.
+    pub(super) fn crash(&self, fates: &[Fate], discarded: DiscardContent) -> SparseImage {
         assert_eq!(fates.len(), self.unflushed.len(), "one fate for each unflushed write");
-        let mut image = self.durable.clone();
+        let mut image = self.durable(discarded).clone();
         for (write, fate) in self.unflushed.values().zip(fates) {
             match fate {
                 Fate::Lost => {}
-                Fate::Written if write.superseded.is_empty() => write.record.apply(&mut image),
+                Fate::Written if write.superseded.is_empty() => {
+                    write.record.apply(&mut image, discarded);
+                }
                 Fate::Written => {
-                    write.record.apply_sectors(&mut image, &write.superseded, |_| true)
+                    write.record.apply_sectors(&mut image, &write.superseded, discarded, |_| true);
                 }
                 Fate::Torn(sectors) => {
-                    write.record.apply_sectors(&mut image, &write.superseded, |sector| {
-                        sectors.contains(sector)
-                    })
+                    write.record.apply_sectors(
+                        &mut image,
+                        &write.superseded,
+                        discarded,
+                        |sector| sectors.contains(sector),
+                    );
                 }
             }
         }

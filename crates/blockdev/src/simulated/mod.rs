@@ -14,6 +14,10 @@
 //! order: the write that "came last" at a sector is one that has the sector while the later ones do
 //! not. So writes are always applied in the order of their issue, and no state is missed.
 //!
+//! A discard is a write whose content is the device's choice: zeros, garbage, or what was there. A
+//! crash state can be had for each of these ([`DiscardContent`]), whatever reads returned before,
+//! and also long after a flush, until the blocks are written again.
+//!
 //! A failed write, and a write that a failed flush should have covered, is never covered by a later
 //! flush: it may be durable or not, for ever, until something newer is written over it and flushed.
 
@@ -25,10 +29,10 @@ mod image;
 mod media;
 
 pub use crash::{Fate, SectorSet, random_fates};
-pub use device::{DiscardContent, SimulatedDevice};
+pub use device::SimulatedDevice;
 pub use explorer::{CrashExplorer, EventInfo};
 pub use faults::RequestInfo;
-pub use media::{WriteId, WriteInfo};
+pub use media::{DiscardContent, WriteId, WriteInfo};
 
 /// The unit in which a write may be torn.
 pub const SECTOR_BYTES: u64 = 512;

@@ -149,6 +149,12 @@ impl fmt::Display for RunReport<CrashFindings> {
             tested.refused,
             "where space lacked, in whole or in part",
         )?;
+        line(
+            formatter,
+            "flushes beside writes",
+            tested.flushes_beside_writes,
+            "that had begun, so they are not covered",
+        )?;
         checked(formatter, &tested.checked, "by the set of writes that survived")?;
         writeln!(
             formatter,

@@ -1,6 +1,7 @@
 //! `cairn torture faults`: faults of the device, with the tables of outcomes.
 use crate::faults::{self, FaultReport, Outcomes};
-use crate::run_report::{self, RunReport, checked, interrupted_after};
+use crate::run_report::{self, RunReport, interrupted_after, line};
+use crate::search::SearchReport;
 use cairn_harness::Interrupt;
 use cairn_harness::console::grouped;
 use cairn_harness::progress::ProgressBar;
@@ -85,7 +86,14 @@ impl fmt::Display for RunReport<FaultReport> {
             .iter()
             .try_for_each(|operation| row(formatter, &operation.operation, &operation.outcomes))?;
         writeln!(formatter)?;
-        checked(formatter, &self.report.checked, "after the end of each run with a fault")?;
+        let SearchReport { points, states, compared, recovered, during_recovery, checked, .. } =
+            &self.report.search;
+        line(formatter, "power failures", *points, "between two requests, behind a fault")?;
+        line(formatter, "crash states", *states, "of these, by what survived")?;
+        line(formatter, "read twice", *compared, "by the engine and by fsck's reader")?;
+        line(formatter, "recovered", *recovered, "for writing, and closed")?;
+        line(formatter, "crashed again", *during_recovery, "in that recovery")?;
+        run_report::checked(formatter, checked, "behind the faults of each run")?;
         for finding in findings {
             writeln!(
                 formatter,
@@ -96,7 +104,7 @@ impl fmt::Display for RunReport<FaultReport> {
         if !too_little.is_empty() {
             run_report::too_little(formatter, too_little, self.seed)?;
         }
-        if points == 0 {
+        if *points == 0 {
             writeln!(formatter, "\nNothing was tested. (seed {})", self.seed)?;
         } else if self.passed {
             writeln!(
@@ -113,7 +121,6 @@ impl fmt::Display for RunReport<FaultReport> {
 mod tests {
     use super::*;
     use crate::faults::{FaultRow, OperationRow, Structure};
-    use crate::oracle::Checked;
 
     fn told(workloads: u64, interrupted: bool) -> String {
         let outcomes = Outcomes { faults: workloads, ..Outcomes::default() };
@@ -131,7 +138,7 @@ mod tests {
             workloads_total: 35,
             rows: vec![row(false), row(true)],
             operations,
-            checked: Checked::default(),
+            search: SearchReport::default(),
             too_little: Vec::new(),
             findings: Vec::new(),
         };
