@@ -4,6 +4,7 @@
 //!
 //! One run is one small volume. States of a run are taken where most is at stake: around every
 //! flush, and in between.
+use crate::composition::{Composition, Present};
 use crate::files::NEW_FILE;
 use crate::floors::Floors;
 use crate::found::Found;
@@ -182,6 +183,7 @@ pub(crate) fn expect_clean_but_for(
 /// Checks states of one record.
 struct Judge<'a> {
     oracle: Oracle<'a>,
+    composition: Composition,
     keep_in: Option<&'a Path>,
     random: Seeded,
     report: CrashReport,
@@ -190,14 +192,31 @@ struct Judge<'a> {
 /// A state, and what tells its image from others.
 struct Image {
     device: Arc<SimulatedDevice>,
+    present: Present,
     key: u64,
 }
 
 impl Judge<'_> {
-    /// Counts a state that a power failure left.
-    fn image(&mut self, key: u64, state: State) -> Image {
+    /// Counts a state that a power failure left, of which these members are there.
+    fn image(&mut self, key: u64, state: State, present: Present) -> Image {
+        let key = if present == Present::All { key } else { hash((key, present)) };
         self.oracle.note(key, state.survived);
-        Image { device: state.device, key }
+        Image { device: state.device, present, key }
+    }
+
+    fn device(&self, state: &Image, read_only: bool) -> Result<Arc<dyn BlockDevice>, String> {
+        self.composition.open(&state.device, state.present, read_only)
+    }
+
+    /// Errors of a check of a state, which changes nothing.
+    fn expect_clean(&self, state: &Image, when: &str) -> Result<u64, String> {
+        expect_clean(&*self.device(state, true)?).map_err(|error| format!("{when}: {error}"))
+    }
+
+    fn open(&self, state: &Image, read_only: bool) -> Result<Volume, String> {
+        let options = VolumeOptions { read_only, ..recovery_options() };
+        Volume::open(self.device(state, read_only)?, options)
+            .map_err(|error| format!("the state does not mount: {error}"))
     }
 
     /// Judges what the volume of a state holds.
@@ -208,14 +227,13 @@ impl Judge<'_> {
     /// Checks and reads `state` without changing it: the log is replayed in memory.
     fn read(&mut self, state: &Image, position: usize) -> Result<(), String> {
         self.report.states += 1;
-        let replayable =
-            expect_clean(&*state.device).map_err(|error| format!("before recovery: {error}"))?;
+        let replayable = self.expect_clean(state, "before recovery")?;
         self.report.replayed += u64::from(replayable > 0);
-        let volume = open_state(&state.device, true)?;
+        let volume = self.open(state, true)?;
         let read_only = |error| format!("read-only: {error}");
         let found = Arc::new(Found::read(&volume).map_err(read_only)?);
         self.oracle.judge(state.key, &found, position).map_err(read_only)?;
-        second_reader::compare(&*state.device, &volume, &found)?;
+        second_reader::compare(&*self.device(state, true)?, &volume, &found)?;
         self.report.compared += 1;
         Ok(())
     }
@@ -224,16 +242,17 @@ impl Judge<'_> {
     fn recover(&mut self, state: &Image, position: usize) -> Result<(), String> {
         self.report.recovered += 1;
         state.device.start_recording();
-        let volume = open_state(&state.device, false)?;
+        let volume = self.open(state, false)?;
         self.judge(&volume, state.key, position)?;
         volume.close().map_err(|error| format!("closing after recovery: {error}"))?;
-        expect_clean(&*state.device).map_err(|error| format!("after recovery: {error}"))?;
-        Ok(())
+        drop(volume);
+        self.expect_clean(state, "after recovery").map(drop)
     }
 
     /// Judges a state of the record, and now and then what recovery and a second crash make of it.
     fn state(&mut self, state: State, position: usize) -> Result<(), String> {
-        let state = self.image(state.set, state);
+        let present = self.composition.present(&mut self.random);
+        let state = self.image(state.set, state, present);
         let original = state.device.snapshot();
         let keep_in = self.keep_in;
         let kept = |error| keep(keep_in, &original, error);
@@ -244,7 +263,10 @@ impl Judge<'_> {
         }
         match next {
             0 | 1 => self.crash_during_recovery(&state, position),
-            3 => self.crash_after_use(original, state.key, position),
+            3 => {
+                let state = Image { device: Arc::new(original), ..state };
+                self.crash_after_use(&state, position)
+            }
             _ => Ok(()),
         }
     }
@@ -257,7 +279,7 @@ impl Judge<'_> {
         let event = self.random.below(explorer.history_len() as u64 + 1) as usize;
         explorer.advance_to(event);
         let again = State::random(&explorer, &mut self.random, self.oracle.sabotage());
-        let again = self.image(hash((recovered.key, again.set)), again);
+        let again = self.image(hash((recovered.key, again.set)), again, recovered.present);
         let original = again.device.snapshot();
         self.report.during_recovery += 1;
         let result = self.read(&again, position).and_then(|()| self.recover(&again, position));
@@ -277,7 +299,7 @@ impl Judge<'_> {
         // Equal to the image of a power failure, but recovery finds writes that are not durable.
         let key = hash(("killed", set));
         self.oracle.note(key, Survived::default());
-        let state = Image { device: Arc::new(device), key };
+        let state = Image { device: Arc::new(device), present: Present::All, key };
         let when = |error| format!("after the process was killed: {error}");
         let kept = |error| keep(keep_in, &original, when(error));
         self.recover(&state, position).map_err(kept)?;
@@ -286,15 +308,9 @@ impl Judge<'_> {
 
     /// Uses the recovered volume, crashes it again: the old log must not come back, what was new
     /// must be there.
-    fn crash_after_use(
-        &mut self,
-        original: SimulatedDevice,
-        key: u64,
-        position: usize,
-    ) -> Result<(), String> {
-        let state = Arc::new(original);
-        state.start_recording();
-        let volume = open_state(&state, false)?;
+    fn crash_after_use(&mut self, state: &Image, position: usize) -> Result<(), String> {
+        state.device.start_recording();
+        let volume = self.open(state, false)?;
         let name = b"after the crash";
         let data = vec![0xA5; 1 + self.random.below(100_000) as usize];
         let use_it = || -> Result<(), Error> {
@@ -316,29 +332,23 @@ impl Judge<'_> {
             other => other,
         };
         used.map_err(|error| format!("using the recovered volume: {error}"))?;
-        let mut explorer = state.explorer();
+        let mut explorer = state.device.explorer();
         explorer.advance_to(explorer.history_len());
         let again = State::random(&explorer, &mut self.random, self.oracle.sabotage());
-        state.cut_power();
+        state.device.cut_power();
         drop(volume);
-        let again = self.image(hash(("used", key, data.len(), again.set)), again);
+        let key = hash(("used", state.key, data.len(), again.set));
+        let again = self.image(key, again, state.present);
         let original = again.device.snapshot();
         self.report.after_use += 1;
         self.report.states += 1;
         self.recover(&again, position)
-            .and_then(|()| expect_file(&again.device, name, &data))
+            .and_then(|()| expect_file(&self.open(&again, true)?, name, &data))
             .map_err(|error| keep(self.keep_in, &original, error))
     }
 }
 
-fn open_state(state: &Arc<SimulatedDevice>, read_only: bool) -> Result<Volume, String> {
-    let options = VolumeOptions { read_only, ..recovery_options() };
-    Volume::open(state.clone() as Arc<dyn BlockDevice>, options)
-        .map_err(|error| format!("the state does not mount: {error}"))
-}
-
-fn expect_file(state: &Arc<SimulatedDevice>, name: &[u8], data: &[u8]) -> Result<(), String> {
-    let volume = open_state(state, true)?;
+fn expect_file(volume: &Volume, name: &[u8], data: &[u8]) -> Result<(), String> {
     let mut found = Vec::new();
     let result = volume
         .lookup(volume.root(), name)
@@ -407,8 +417,9 @@ fn one_run(
         flushes_beside_writes: recorded.device.explorer().flushes_beside_writes() as u64,
         ..CrashReport::default()
     };
+    let composition = shape.composition_on(options.medium);
     let oracle = Oracle::new(&recorded.histories);
-    let mut judge = Judge { oracle, keep_in, random: random.clone(), report };
+    let mut judge = Judge { oracle, composition, keep_in, random: random.clone(), report };
     let mut explorer = recorded.device.explorer();
     for (position, count) in positions(&explorer, &mut random, states) {
         explorer.advance_to(position);

@@ -21,6 +21,7 @@ pub mod campaign;
 pub mod colliding;
 #[cfg(not(feature = "shuttle"))]
 pub mod command;
+mod composition;
 pub mod contents;
 pub mod crash;
 pub mod faults;

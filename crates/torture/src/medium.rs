@@ -1,4 +1,5 @@
 //! What lies between the volume of a recorded run and the device that records.
+use crate::composition::{Composition, Present};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_environment::random::Seeded;
 use std::sync::Arc;
@@ -34,14 +35,19 @@ impl Medium {
     #[cfg(not(feature = "shuttle"))]
     pub fn check(self) -> Result<(), String> {
         let small = Arc::new(SimulatedDevice::new(1 << 20));
-        self.reach(&small, &mut Seeded::new(0)).open().map(drop)
+        self.reach(&small, Composition::Single, &mut Seeded::new(0)).open(false).map(drop)
     }
 
     /// The way of one run.
     #[cfg_attr(feature = "shuttle", expect(unused_variables))]
-    pub(crate) fn reach(self, recorder: &Arc<SimulatedDevice>, random: &mut Seeded) -> Way {
+    pub(crate) fn reach(
+        self,
+        recorder: &Arc<SimulatedDevice>,
+        composition: Composition,
+        random: &mut Seeded,
+    ) -> Way {
         match self {
-            Self::Simulated => Way::Simulated(Arc::clone(recorder)),
+            Self::Simulated => Way::Simulated(Arc::clone(recorder), composition),
             #[cfg(not(feature = "shuttle"))]
             Self::File => Way::File {
                 file: RecordedFile::new(recorder, random.next_u64()),
@@ -54,7 +60,7 @@ impl Medium {
 
 /// The way to one recording device.
 pub(crate) enum Way {
-    Simulated(Arc<SimulatedDevice>),
+    Simulated(Arc<SimulatedDevice>, Composition),
     #[cfg(not(feature = "shuttle"))]
     File {
         file: RecordedFile,
@@ -69,9 +75,11 @@ impl Way {
     ///
     /// # Errors
     /// The file can't be mounted, opened or written.
-    pub(crate) fn open(&self) -> Result<Arc<dyn BlockDevice>, String> {
+    pub(crate) fn open(&self, read_only: bool) -> Result<Arc<dyn BlockDevice>, String> {
         match self {
-            Self::Simulated(device) => Ok(device.clone()),
+            Self::Simulated(device, composition) => {
+                composition.open(device, Present::All, read_only)
+            }
             #[cfg(not(feature = "shuttle"))]
             Self::File { file, rings, .. } => {
                 let device = file.open()?;
@@ -85,12 +93,17 @@ impl Way {
     /// # Errors
     /// As [`Way::open`].
     pub(crate) fn make(&self) -> Result<Arc<dyn BlockDevice>, String> {
-        #[cfg(not(feature = "shuttle"))]
-        if let Self::File { file, holes: false, .. } = self {
-            let device = file.open()?;
-            let filled = device.preallocate_and_zero(0, device.length_bytes());
-            filled.map_err(|error| error.to_string())?;
+        match self {
+            Self::Simulated(device, composition) => composition.make(device)?,
+            #[cfg(not(feature = "shuttle"))]
+            Self::File { file, holes: false, .. } => {
+                let device = file.open()?;
+                let filled = device.preallocate_and_zero(0, device.length_bytes());
+                filled.map_err(|error| error.to_string())?;
+            }
+            #[cfg(not(feature = "shuttle"))]
+            Self::File { .. } => {}
         }
-        self.open()
+        self.open(false)
     }
 }

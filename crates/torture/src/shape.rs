@@ -1,5 +1,6 @@
 //! The runs of the crash-state test: what a volume and its clients are like, and the record of
 //! what the clients do on it.
+use crate::composition::Composition;
 use crate::contents::BLOCK_BYTES;
 use crate::files::{NEW_FILE, mkfs_options};
 use crate::found::Found;
@@ -41,6 +42,7 @@ pub(crate) struct Shape {
     room: Option<Room>,
     /// The volume is mounted read-only between two sessions.
     read_only_between: bool,
+    composition: Composition,
 }
 
 /// The file in the root of a nearly full volume that holds what nobody may use.
@@ -126,7 +128,13 @@ impl Shape {
             profile,
             room,
             read_only_between: random.chance(1, 3),
+            composition: Composition::random(random),
         }
+    }
+
+    /// What the volume stands on: only simulated devices have members.
+    pub(crate) fn composition_on(&self, medium: Medium) -> Composition {
+        if medium == Medium::Simulated { self.composition } else { Composition::Single }
     }
 
     /// Whether the seed decides all of the run, also which thread does something first.
@@ -203,12 +211,14 @@ pub(crate) fn record(
     medium: Medium,
     sabotage: Sabotage,
 ) -> Result<Recorded, String> {
-    let device = Arc::new(SimulatedDevice::new(shape.volume_bytes));
-    let way = medium.reach(&device, random);
+    let composition = shape.composition_on(medium);
+    let device = Arc::new(composition.device(shape.volume_bytes));
+    let way = medium.reach(&device, composition, random);
     let options = mkfs_options(shape.log_bytes);
     mkfs(&*way.make()?, &options).map_err(|error| format!("mkfs: {error}"))?;
-    let open =
-        || Volume::open(way.open()?, shape.options()).map_err(|error| format!("open: {error}"));
+    let open = || {
+        Volume::open(way.open(false)?, shape.options()).map_err(|error| format!("open: {error}"))
+    };
     let volume = open()?;
     make_bases(&volume, shape.clients).map_err(|error| format!("making the bases: {error}"))?;
     if let Some(room) = shape.room {
@@ -240,7 +250,7 @@ pub(crate) fn record(
     let times = if medium == Medium::Simulated { 1 } else { 3 };
     for number in 0..shape.sessions * times {
         if number > 0 && shape.read_only_between {
-            only_read(&device, way.open()?, shape)?;
+            only_read(&device, way.open(true)?, shape)?;
         }
         let volume = open()?;
         let operations_each = shape.operations_each / times;

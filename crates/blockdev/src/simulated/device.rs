@@ -10,6 +10,7 @@ use super::image::{Block, SparseImage};
 use super::media::{
     DiscardContent, Media, MediaEvent, WriteContent, WriteId, WriteInfo, WriteRecord, damage,
 };
+use super::part::SimulatedPart;
 use crate::counters::{CounterCells, DeviceCounters};
 use crate::device::{BLOCK_BYTES, BlockDevice, CheckedRange, SetWrite, gathered_bytes};
 use crate::error::{DeviceError, Operation};
@@ -351,6 +352,59 @@ impl SimulatedDevice {
         self.state.lock().discard_content = content;
     }
 
+    /// The part of the device in this range, which is whole blocks, as a device of its own.
+    ///
+    /// # Panics
+    /// If the range reaches past the end.
+    pub fn part(self: &Arc<Self>, range_bytes: std::ops::Range<u64>) -> SimulatedPart {
+        assert!(range_bytes.end <= self.length_bytes, "beyond the end");
+        SimulatedPart::new(Arc::clone(self), range_bytes)
+    }
+
+    /// Covers what has completed in a range *now*, before the delay. What completes during the
+    /// delay stays unflushed.
+    pub(super) fn flush_within(
+        &self,
+        range_bytes: &std::ops::Range<u64>,
+    ) -> Result<(), DeviceError> {
+        let range = self.checked(Operation::Flush, 0, 0)?;
+        let mut state = self.state.lock();
+        powered(&state, range)?;
+        let failed = state.fails(range);
+        let mut covered = state.completed.clone();
+        if *range_bytes != (0..self.length_bytes) {
+            let is_within = |write: &WriteInfo| range_bytes.contains(&write.offset_bytes);
+            let within: Vec<WriteId> = state
+                .media
+                .writes()
+                .iter()
+                .filter(|write| is_within(write))
+                .map(|write| write.id)
+                .collect();
+            covered.retain(|id| within.contains(id));
+        }
+        let covered: Arc<[WriteId]> = covered.into();
+        let is_beside_writes = state.under_way > 0;
+        let delay = state.delays.flush;
+        drop(state);
+        pass(delay);
+        let mut state = self.state.lock();
+        powered(&state, range)?;
+        state.record(if failed.is_some() {
+            MediaEvent::FlushFailed(Arc::clone(&covered))
+        } else {
+            MediaEvent::Flushed { covered: Arc::clone(&covered), is_beside_writes }
+        });
+        let SimulatedState { completed, media, .. } = &mut *state;
+        if let Some(error) = failed {
+            completed.retain(|id| !covered.contains(id));
+            return Err(range.error(error));
+        }
+        completed.retain(|id| media.is_unflushed(*id));
+        self.counters.count_flush();
+        Ok(())
+    }
+
     fn checked(
         &self,
         operation: Operation,
@@ -490,33 +544,8 @@ impl BlockDevice for SimulatedDevice {
         results
     }
 
-    /// Covers what has completed *now*, before the delay. What completes during the delay stays
-    /// unflushed.
     fn flush(&self) -> Result<(), DeviceError> {
-        let range = self.checked(Operation::Flush, 0, 0)?;
-        let mut state = self.state.lock();
-        powered(&state, range)?;
-        let failed = state.fails(range);
-        let covered: Arc<[WriteId]> = state.completed.as_slice().into();
-        let is_beside_writes = state.under_way > 0;
-        let delay = state.delays.flush;
-        drop(state);
-        pass(delay);
-        let mut state = self.state.lock();
-        powered(&state, range)?;
-        state.record(if failed.is_some() {
-            MediaEvent::FlushFailed(Arc::clone(&covered))
-        } else {
-            MediaEvent::Flushed { covered: Arc::clone(&covered), is_beside_writes }
-        });
-        let SimulatedState { completed, media, .. } = &mut *state;
-        if let Some(error) = failed {
-            completed.retain(|id| !covered.contains(id));
-            return Err(range.error(error));
-        }
-        completed.retain(|id| media.is_unflushed(*id));
-        self.counters.count_flush();
-        Ok(())
+        self.flush_within(&(0..self.length_bytes))
     }
 
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {

@@ -351,3 +351,24 @@ fn a_set_may_fail_in_part_and_completes_in_any_order() {
     device.cut_power();
     assert!(device.write_set(&set).iter().all(Result::is_err));
 }
+
+#[test]
+fn a_flush_of_a_part_covers_the_writes_of_that_part() {
+    let device = Arc::new(SimulatedDevice::new(1 << 20));
+    let parts = [0..512 << 10, 512 << 10..1 << 20].map(|range| device.part(range));
+    device.start_recording();
+    for (part, byte) in parts.iter().zip([1, 2]) {
+        assert_eq!(part.length_bytes(), 512 << 10);
+        part.write(4096, &[&[byte; 4096]]).unwrap();
+        assert!(part.write(512 << 10, &[&[9; 4096]]).is_err());
+    }
+    parts[1].flush().unwrap();
+    let survivor = device.crash_state_with(|unflushed| vec![Fate::Lost; unflushed.len()]);
+    let survivor = Arc::new(survivor);
+    let read = |range: std::ops::Range<u64>| {
+        let mut block = [7; 4096];
+        survivor.part(range).read(4096, &mut block).unwrap();
+        block[0]
+    };
+    assert_eq!((read(0..512 << 10), read(512 << 10..1 << 20)), (0, 2));
+}

@@ -27,12 +27,14 @@ mod explorer;
 mod faults;
 mod image;
 mod media;
+mod part;
 
 pub use crash::{Fate, SectorSet, random_fates};
 pub use device::SimulatedDevice;
 pub use explorer::{CrashExplorer, EventInfo};
 pub use faults::RequestInfo;
 pub use media::{DiscardContent, WriteId, WriteInfo};
+pub use part::SimulatedPart;
 
 /// The unit in which a write may be torn.
 pub const SECTOR_BYTES: u64 = 512;
