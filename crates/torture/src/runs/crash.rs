@@ -225,9 +225,9 @@ mod tests {
             "{exact}"
         );
         assert!(!exact.contains(NOT_EXACTLY) && !exact.contains("Every state"), "{exact}");
-        let few = told_crash(100, finding(Some(3), false)).to_string();
+        let few = told_crash(40, finding(Some(3), false)).to_string();
         assert!(
-            few.contains("repeat: cairn torture crash --seed 5 --run 3 --states 100\n"),
+            few.contains("repeat: cairn torture crash --seed 5 --run 3 --states 40\n"),
             "{few}"
         );
         assert!(few.contains(NOT_EXACTLY), "{few}");
