@@ -1,5 +1,5 @@
-//! A part of a simulated device as a device of its own: members of a composed device with one record
-//! of them all, in which the power fails for all of them at once.
+//! A part of a simulated device as a device of its own: members of a composed device with one
+//! record of them all, in which the power fails for all of them at once.
 use super::device::SimulatedDevice;
 use crate::device::{BlockDevice, CheckedRange, SetWrite, gathered_bytes};
 use crate::error::{DeviceError, Operation};

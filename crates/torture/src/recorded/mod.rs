@@ -1,8 +1,8 @@
 //! An image file whose storage is a recording [`SimulatedDevice`]: the device code that talks to a
-//! real file ([`FileDevice`](cairn_blockdev::FileDevice): direct I/O, io_uring, filled holes,
-//! fdatasync, punched holes) meets power failures.
+//! real file ([`FileDevice`]: direct I/O, io_uring, filled holes, fdatasync, punched holes) meets
+//! power failures.
 //!
-//! Picture: volume → `FileDevice` → system calls → the kernel's FUSE → [`image`] → the record. The
+//! Picture: volume → `FileDevice` → system calls → the kernel's FUSE → `image` → the record. The
 //! kernel keeps nothing back: the file is open for direct I/O, by the server's wish too, and direct
 //! writes of one ring are in flight at once. All of it is in one process. So a client's
 //! acknowledgement and the events of the device stand in one order, and the states of the record
