@@ -78,6 +78,8 @@ pub struct CrashReport {
     pub full: u64,
     /// Those operations.
     pub refused: u64,
+    /// Runs of several threads on a simulated device that answered writes late.
+    pub late: u64,
     /// Flushes of the clients' runs that began while a write was under way, which they don't cover.
     pub flushes_beside_writes: u64,
     /// What that could have noticed. Images are told apart by the set of writes that survived.
@@ -111,7 +113,7 @@ impl CrashReport {
         let others = [
             ("states that were read twice", self.compared, self.states / 3, 0),
             ("operations that a full volume refused", self.refused, 2 * self.runs, FULL_RUNS_MIN),
-            ("flushes beside writes", self.flushes_beside_writes, 2 * self.runs, BESIDE_RUNS_MIN),
+            ("flushes beside writes", self.flushes_beside_writes, self.late, 0),
         ];
         let is_low = |(_, count, floor, runs_min): &(_, u64, u64, u64)| {
             self.runs >= Floors::RANDOM.runs_min.max(*runs_min) && count < floor
@@ -136,6 +138,7 @@ impl CrashReport {
         self.fallbacks += other.fallbacks;
         self.full += other.full;
         self.refused += other.refused;
+        self.late += other.late;
         self.flushes_beside_writes += other.flushes_beside_writes;
         self.checked.add(&other.checked);
     }
@@ -414,6 +417,7 @@ fn one_run(
         fallbacks: recorded.fallbacks,
         full: u64::from(recorded.refused > 0),
         refused: recorded.refused,
+        late: u64::from(recorded.is_late),
         flushes_beside_writes: recorded.device.explorer().flushes_beside_writes() as u64,
         ..CrashReport::default()
     };
@@ -445,9 +449,6 @@ fn one_run(
 /// In this many runs, full volumes must have refused something: of fewer there may be none that is
 /// nearly full.
 const FULL_RUNS_MIN: u64 = 40;
-/// In this many runs, flushes must have met writes that were under way: among fewer there may be
-/// none with several threads.
-const BESIDE_RUNS_MIN: u64 = 16;
 
 /// States checked of each run; all of them, when fewer are wanted: then a repetition must want as
 /// many.

@@ -15,6 +15,7 @@ use crate::history::ClientHistory;
 use crate::operation::{Base, Operation, Target};
 use crate::search::{SearchReport, open};
 use crate::sequence::{Attempt, Performer, Recording, Start, quiet_options};
+use crate::snapshot::hash;
 use crate::systematic::{self, STEPS, Step};
 use cairn_blockdev::simulated;
 use cairn_blockdev::{BlockDevice, Operation as Request, SimulatedDevice};
@@ -402,8 +403,9 @@ fn one(start: &Start, operations: &[Operation], map: &Map, fault: Fault, seed: u
     let outcome = ran.and_then(|(mut history, ending)| {
         history.may_be_unreadable = fault.kind.request == Request::Write;
         let recording = Recording { device, history };
-        let report = search_behind(&recording, failed_at, seed ^ fault.after)
-            .map_err(|finding| finding.text)?;
+        // Each run makes choices of its own.
+        let seed = hash((seed, operations, format!("{fault:?}")));
+        let report = search_behind(&recording, failed_at, seed).map_err(|finding| finding.text)?;
         Ok((ending, report))
     });
     Some(Met { structure, outcome })

@@ -104,7 +104,7 @@ impl Floors {
         acknowledgements: 150,
         torn: 700,
         reordered: 560,
-        during_recovery: 25,
+        during_recovery: 20,
         promises: Promises {
             names: 980,
             attributes: 480,

@@ -180,6 +180,8 @@ pub(crate) struct Recorded {
     pub(crate) fallbacks: u64,
     /// Operations that a full volume refused, or did in part.
     pub(crate) refused: u64,
+    /// Several threads wrote to a device that answers late.
+    pub(crate) is_late: bool,
 }
 
 /// Reads all of a volume that is mounted read-only: nothing may be written.
@@ -229,9 +231,11 @@ pub(crate) fn record(
     device.start_recording();
     device.set_delay(Operation::Flush, Duration::from_micros(shape.flush_time_us));
     device.set_delay(Operation::Discard, if shape.trims() { DISCARD_TIME } else { Duration::ZERO });
+    let mut is_late = false;
     if !shape.repeats_exactly() {
         let late_us = LATE_WRITES_US[random.below(LATE_WRITES_US.len() as u64) as usize];
         device.set_late_writes(Duration::from_micros(late_us));
+        is_late = late_us > 0 && medium == Medium::Simulated;
     }
     let order = Arc::new(AtomicU64::new(0));
     let mut profile = shape.profile;
@@ -262,5 +266,5 @@ pub(crate) fn record(
     }
     let refused = clients.iter().map(|client| client.refused).sum();
     let histories = clients.into_iter().map(|client| client.history).collect();
-    Ok(Recorded { device, histories, log_blocks_written, fallbacks, refused })
+    Ok(Recorded { device, histories, log_blocks_written, fallbacks, refused, is_late })
 }
