@@ -226,8 +226,11 @@ fn repair(
             "no errors left after the repair, but then:\n{again}\nthe repair said:\n{repaired}"
         ));
     }
-    // Damaged data of files that only the repair has found again is no new error.
-    if errors_of_structures(&again) > errors_of_structures(before) {
+    // Damaged data of files that only the repair has found again is no new error; and neither is
+    // what lay behind a tree that could not be read.
+    let is_incomplete =
+        before.findings.iter().any(|finding| finding.problem.contains("was left out"));
+    if !is_incomplete && errors_of_structures(&again) > errors_of_structures(before) {
         return Err(format!(
             "{} errors before the repair, {} after it:\n{again}\nbefore:\n{before}",
             before.errors, again.errors
