@@ -367,8 +367,11 @@ impl<'a> TreeReader<'a> {
         self.next_item(key, key).map(|(_, value)| value)
     }
 
-    /// The first item between the keys, both included; `from` is not above `last`.
+    /// The first item between the keys, both included; none if `from` is above `last`.
     pub(crate) fn next_item(&self, mut from: Key, last: Key) -> Option<(Key, Vec<u8>)> {
+        if from > last {
+            return None;
+        }
         let owned = |(key, value): (&Key, &Vec<u8>)| (*key, value.clone());
         if let Some(items) = &self.remains {
             return items.range(from..=last).next().map(owned);
