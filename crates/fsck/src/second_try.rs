@@ -1,7 +1,8 @@
 //! A device whose failed reads are tried once more.
 //!
 //! What can't be read counts as damaged, and a repair then makes do without it: a checkpoint that
-//! it can't read ends the log for ever. So one error that would not come again must not count.
+//! it can't read ends the log for ever. An extraction leaves out the file. So one error that would
+//! not come again must not count.
 use cairn_blockdev::{BlockDevice, DeviceError, forward_to_device};
 
 /// See the [module](self).

@@ -213,7 +213,8 @@ impl Judge<'_> {
 
     /// Errors of a check of a state, which changes nothing.
     fn expect_clean(&self, state: &Image, when: &str) -> Result<u64, String> {
-        expect_clean(&*self.device(state, true)?).map_err(|error| format!("{when}: {error}"))
+        let device = self.device(state, true)?;
+        self.oracle.expect_clean(&*device).map_err(|error| format!("{when}: {error}"))
     }
 
     fn open(&self, state: &Image, read_only: bool) -> Result<Volume, String> {
@@ -232,6 +233,10 @@ impl Judge<'_> {
         self.report.states += 1;
         let replayable = self.expect_clean(state, "before recovery")?;
         self.report.replayed += u64::from(replayable > 0);
+        let (composition, device) = (self.composition, &state.device);
+        self.oracle.plant_damage(|| {
+            composition.open(&Arc::new(device.snapshot()), state.present, false)
+        })?;
         let volume = self.open(state, true)?;
         let read_only = |error| format!("read-only: {error}");
         let found = Arc::new(Found::read(&volume).map_err(read_only)?);

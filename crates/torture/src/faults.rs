@@ -1,6 +1,7 @@
 //! Every request of a recorded run fails in turn: the first read, the second, … the last, then
-//! writes, then flushes; once, or from then on; with EIO, and writes and flushes also with ENOSPC,
-//! as of a sparse image whose file system is full.
+//! writes, then flushes; once, twice in succession, whenever it is for that place, or from then on
+//! ([`Span`]); with EIO, and writes and flushes also with ENOSPC, as of a sparse image whose file
+//! system is full.
 //!
 //! Required: the caller gets the error, unless no caller needs it; what is read is right; and
 //! whatever was acknowledged, before the failure or after it, is there after a power failure at any
@@ -30,6 +31,41 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+/// Which requests fail, beginning with the first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Span {
+    /// The first only.
+    Once,
+    /// The first and the next: a second try fails as well.
+    Twice,
+    /// The first and all for the same place: a block that is worn out.
+    SamePlace,
+    /// The first and all others.
+    FromThenOn,
+}
+
+impl Span {
+    /// How it is called in a table.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Once => "once",
+            Self::Twice => "twice",
+            Self::SamePlace => "same place",
+            Self::FromThenOn => "from then on",
+        }
+    }
+
+    /// Those that make sense for a kind of request: all flushes have the same place.
+    fn of(request: Request) -> &'static [Self] {
+        match request {
+            Request::Flush => &[Self::Once, Self::Twice, Self::FromThenOn],
+            _ => &[Self::Once, Self::Twice, Self::SamePlace, Self::FromThenOn],
+        }
+    }
+}
+
 /// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultKind {
@@ -37,8 +73,8 @@ pub struct FaultKind {
     pub request: Request,
     /// The error is ENOSPC, not EIO.
     pub no_space: bool,
-    /// All later ones of that kind fail as well.
-    pub lasting: bool,
+    /// Which of them fail.
+    pub span: Span,
 }
 
 /// Which request fails.
@@ -51,10 +87,15 @@ struct Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FaultKind { request, no_space, lasting } = self.kind;
+        let FaultKind { request, no_space, span } = self.kind;
         let error = if no_space { "ENOSPC" } else { "EIO" };
-        let lasting = if lasting { " and all after it" } else { "" };
-        write!(formatter, "{error} for {request} {}{lasting}", self.after + 1)
+        let others = match span {
+            Span::Once => "",
+            Span::Twice => " and the next",
+            Span::SamePlace => " and all later ones for its place",
+            Span::FromThenOn => " and all after it",
+        };
+        write!(formatter, "{error} for {request} {}{others}", self.after + 1)
     }
 }
 
@@ -100,8 +141,8 @@ pub struct FaultRow {
     pub structure: Structure,
     /// `EIO` or `ENOSPC`.
     pub error: &'static str,
-    /// Whether all later requests failed, too.
-    pub lasting: bool,
+    /// Which requests failed.
+    pub span: Span,
     /// How they ended.
     #[serde(flatten)]
     pub outcomes: Outcomes,
@@ -190,9 +231,10 @@ fn kinds() -> Vec<FaultKind> {
         (Request::Write, true),
         (Request::Flush, true),
     ];
-    let both =
-        |(request, no_space)| [false, true].map(|lasting| FaultKind { request, no_space, lasting });
-    errors.into_iter().flat_map(both).collect()
+    let spans = |(request, no_space)| {
+        Span::of(request).iter().map(move |span| FaultKind { request, no_space, span: *span })
+    };
+    errors.into_iter().flat_map(spans).collect()
 }
 
 /// A row for each kind of fault and each structure.
@@ -201,7 +243,7 @@ fn all_rows(kinds: &[FaultKind]) -> Vec<FaultRow> {
         request: kind.request.to_string(),
         structure,
         error: if kind.no_space { "ENOSPC" } else { "EIO" },
-        lasting: kind.lasting,
+        span: kind.span,
         outcomes: Outcomes::default(),
     };
     kinds.iter().flat_map(|kind| Structure::ALL.map(|structure| row(*kind, structure))).collect()
@@ -368,6 +410,12 @@ struct Met {
     outcome: Result<(Ending, SearchReport), String>,
 }
 
+/// Whether two requests are for the same place, in part.
+fn overlap(one: &simulated::RequestInfo, other: &simulated::RequestInfo) -> bool {
+    one.offset_bytes < other.offset_bytes + other.length_bytes
+        && other.offset_bytes < one.offset_bytes + one.length_bytes
+}
+
 /// Has the requests of `fault` fail; the first of them is kept.
 fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<OnceLock<simulated::RequestInfo>> {
     let failed = Arc::new(OnceLock::new());
@@ -377,11 +425,18 @@ fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<OnceLock<simulated::Reque
             return false;
         }
         seen += 1;
-        let fails = seen == fault.after + 1 || fault.kind.lasting && seen > fault.after;
-        if fails {
-            first.get_or_init(|| *request);
+        if seen <= fault.after {
+            return false;
         }
-        fails
+        let is_first = seen == fault.after + 1;
+        let first = first.get_or_init(|| *request);
+        is_first
+            || match fault.kind.span {
+                Span::Once => false,
+                Span::Twice => seen == fault.after + 2,
+                Span::SamePlace => overlap(first, request),
+                Span::FromThenOn => true,
+            }
     };
     if fault.kind.no_space {
         device.fail_for_lack_of_space_when(predicate)

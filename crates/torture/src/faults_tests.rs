@@ -3,6 +3,7 @@ use super::*;
 use crate::found::Found;
 use crate::verdict::judge_found;
 use cairn_blockdev::{DeviceError, forward_to_device};
+use cairn_engine::AttributeChange;
 
 #[test]
 fn every_request_of_each_kind_is_met() {
@@ -18,8 +19,8 @@ fn every_request_of_each_kind_is_met() {
     for kind in kinds() {
         let rows = report.rows.iter().filter(|row| {
             let error = if kind.no_space { "ENOSPC" } else { "EIO" };
-            (row.request.as_str(), row.error, row.lasting)
-                == (&*kind.request.to_string(), error, kind.lasting)
+            (row.request.as_str(), row.error, row.span)
+                == (&*kind.request.to_string(), error, kind.span)
         });
         let sum =
             |count: fn(&Outcomes) -> u64| rows.clone().map(|row| count(&row.outcomes)).sum::<u64>();
@@ -77,6 +78,39 @@ fn a_false_acknowledgement_is_noticed() {
     judge_found(&found, std::slice::from_ref(&history), 0).expect_err("the write isn't there");
 }
 
+/// A file that is longer than before, without the data that made it longer.
+#[test]
+fn a_size_ahead_of_its_data_is_noticed() {
+    let start = Start::new(&systematic::setup()).expect("a new volume");
+    let state = start.device();
+    let volume = open(&state, false).expect("it opens");
+    let name = crate::operation::Name(0);
+    let inode = volume.lookup(volume.root(), &name.bytes(0)).expect("it was made").inode;
+    let longer = AttributeChange { size: Some(15_000), ..AttributeChange::default() };
+    volume.set_attributes(inode, &longer).expect("it is healthy");
+    let found = Found::read(&volume).expect("it is healthy");
+    let (mut history, mut model) = (start.history(), start.model.clone());
+    history.times.clear();
+    let target = Target::Path(crate::operation::Path { base: Base::Own, names: vec![name] });
+    let append = Operation::Write {
+        target: target.clone(),
+        offset_bytes: 6000,
+        length_bytes: 9000,
+        tag: crate::contents::Tag { client: 0, operation: 0 },
+    };
+    let mut push = |operation: Operation| {
+        let (_, effects) = model.apply(&operation);
+        let span = crate::history::Span { history_begin: 0, begin: 50, end: 51 };
+        history.push(operation, span, &effects, &model);
+        judge_found(&found, std::slice::from_ref(&history), 1)
+    };
+    let error = push(append).expect_err("the data is not there");
+    assert!(error.contains("block 2 holds"), "{error}");
+    // What sets the length needs no data.
+    let set = Operation::Truncate { target, size_bytes: 15_001 };
+    push(set).expect("a length that was set");
+}
+
 /// A device whose driver repeats a flush that failed: the second one succeeds, without the writes
 /// that the first one should have covered.
 struct RepeatsFlushes(Arc<SimulatedDevice>);
@@ -95,7 +129,7 @@ fn a_repeated_flush_is_found_before_the_end() {
     let named = |name: &str| *STEPS.iter().find(|step| step.name == name).expect("a step");
     let steps = ["set the mode of a", "fsync a", "sync"].map(named);
     let operations = systematic::operations(&steps, &start.model, systematic::setup().len());
-    let kind = FaultKind { request: Request::Flush, no_space: false, lasting: false };
+    let kind = FaultKind { request: Request::Flush, no_space: false, span: Span::Once };
     let (mut behind, mut at_the_end) = (Vec::new(), Vec::new());
     for after in 0.. {
         let device = start.device();

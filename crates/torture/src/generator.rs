@@ -93,6 +93,11 @@ pub struct Generator {
     profile: Profile,
 }
 
+/// Seconds of a time, before or after the epoch.
+fn seconds(random: &mut Seeded) -> i64 {
+    random.below(1 << 32) as i64 - (1 << 31)
+}
+
 enum Want {
     Any,
     Regular,
@@ -376,8 +381,9 @@ impl Generator {
         }
     }
 
-    fn seconds(&mut self) -> i64 {
-        self.random.below(1 << 32) as i64 - (1 << 31)
+    /// Something, half of the time.
+    fn maybe<T>(&mut self, make: impl Fn(&mut Seeded) -> T) -> Option<T> {
+        self.random.chance(1, 2).then(|| make(&mut self.random))
     }
 
     fn on_attributes(&mut self, model: &Model, tag: Tag) -> Operation {
@@ -390,15 +396,15 @@ impl Generator {
                 uid: self.random.below(9) as u32,
                 gid: self.random.below(9) as u32,
             },
-            5 => Operation::SetModified { target, seconds: self.seconds() },
+            5 => Operation::SetModified { target, seconds: seconds(&mut self.random) },
             8 => Operation::SetAttributes {
                 size_bytes: (!self.profile.crashes && self.random.chance(1, 2))
                     .then(|| self.offset(Self::size_of(model, &target))),
                 target,
-                mode: self.random.below(0o1000) as u32,
-                uid: self.random.below(9) as u32,
-                gid: self.random.below(9) as u32,
-                seconds: self.seconds(),
+                mode: self.maybe(|random| random.below(0o1000) as u32),
+                uid: self.maybe(|random| random.below(9) as u32),
+                gid: self.maybe(|random| random.below(9) as u32),
+                seconds: self.maybe(seconds),
             },
             6 => Operation::GetXattr { target, name },
             7 => Operation::RemoveXattr { target, name },

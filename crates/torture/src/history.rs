@@ -49,6 +49,8 @@ pub struct FileHistory {
     pub gone: Vec<(usize, Range<u64>)>,
     /// Truncations.
     pub truncations: Vec<usize>,
+    /// What set the size and wrote no data up to it.
+    pub size_alone: Vec<usize>,
     /// Renames that put the file in the place of another.
     pub replacements: Vec<usize>,
 }
@@ -213,7 +215,8 @@ impl ClientHistory {
                 certain.data
             };
             self.record_steps(*node, prefix, &operation, effects);
-            self.record_contents(*node, prefix, model);
+            let writes = adds_data || matches!(operation, Operation::CopyRange { .. });
+            self.record_contents(*node, prefix, model, writes);
         }
         if let Some(node) = effects.truncated {
             self.files.entry(node).or_default().truncations.push(prefix);
@@ -261,12 +264,16 @@ impl ClientHistory {
         }
     }
 
-    fn record_contents(&mut self, node: NodeId, prefix: usize, model: &Model) {
+    /// Notes what the file holds from `prefix` on; `writes`: up to its end, if it grew.
+    fn record_contents(&mut self, node: NodeId, prefix: usize, model: &Model, writes: bool) {
         let Some(contents) = model.node(node).and_then(|node| node.contents()) else { return };
         let before = self.previous.entry(node).or_default();
         let file = self.files.entry(node).or_default();
         if file.sizes.last().map_or(0, |(_, size)| *size) != contents.size_bytes() {
             file.sizes.push((prefix, contents.size_bytes()));
+            if !writes {
+                file.size_alone.push(prefix);
+            }
         }
         let last = file.allocated.last().map(|(_, set)| set);
         if last.map_or(!contents.allocated().is_empty(), |last| last != contents.allocated()) {

@@ -24,6 +24,7 @@ pub mod command;
 mod composition;
 pub mod contents;
 pub mod crash;
+mod damaged;
 pub mod faults;
 pub mod files;
 pub mod floors;

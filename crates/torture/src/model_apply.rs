@@ -195,10 +195,13 @@ impl Model {
                 }
                 let node = self.target(target)?;
                 let attributes = self.get(node);
-                attributes.mode = *mode & 0o7777;
-                (attributes.uid, attributes.gid) = (*uid, *gid);
-                attributes.modified_seconds = Some(*seconds);
-                effects.metadata.insert(node);
+                attributes.mode = mode.map_or(attributes.mode, |mode| mode & 0o7777);
+                attributes.uid = uid.unwrap_or(attributes.uid);
+                attributes.gid = gid.unwrap_or(attributes.gid);
+                attributes.modified_seconds = seconds.or(attributes.modified_seconds);
+                if mode.is_some() || uid.is_some() || gid.is_some() {
+                    effects.metadata.insert(node);
+                }
                 Ok(Value::Nothing)
             }
             Operation::SetXattr { target, name, length_bytes, tag, mode } => {

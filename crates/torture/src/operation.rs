@@ -290,15 +290,15 @@ pub enum Operation {
         target: Target,
         seconds: i64,
     },
-    /// All attributes in one change. With a size it has two steps, of which a crash may leave the
-    /// first.
+    /// Any of the attributes in one change. With a size it has two steps, of which a crash may
+    /// leave the first.
     SetAttributes {
         target: Target,
         size_bytes: Option<u64>,
-        mode: u32,
-        uid: u32,
-        gid: u32,
-        seconds: i64,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        seconds: Option<i64>,
     },
     SetXattr {
         target: Target,

@@ -6,6 +6,8 @@
 //! - What is counted was judged: promises are added after the judge has accepted what was found.
 //! - A judge that accepts a wrong state on purpose (`planted`) is an error of the run, as
 //!   any state is that it refuses.
+use crate::crash::expect_clean_but_for;
+use crate::damaged::damage_root;
 use crate::found::Found;
 use crate::history::ClientHistory;
 use crate::planted::{Wrong, is_stale, out_of_order, with_bad_file, with_older};
@@ -13,7 +15,9 @@ use crate::promises::{Kind, Ledger, Promise, Promises};
 use crate::sabotage::Sabotage;
 use crate::survivors::Survived;
 use crate::verdict::{accepts, judge_found};
+use cairn_blockdev::BlockDevice;
 use cairn_environment::random::Seeded;
+use cairn_fsck::PassId;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -66,6 +70,8 @@ pub(crate) struct Oracle<'a> {
     planted: Vec<[bool; Wrong::COUNT]>,
     /// How often another order may still be looked for.
     orders_left: u32,
+    /// Whether fsck has looked at a damaged image.
+    damage_planted: bool,
     /// What was accepted last.
     last: Option<Arc<Found>>,
     random: Seeded,
@@ -83,6 +89,7 @@ impl<'a> Oracle<'a> {
             checked: Checked::default(),
             planted: vec![[false; Wrong::COUNT]; histories.len()],
             orders_left: ORDERS,
+            damage_planted: false,
             last: None,
             random: Seeded::new(histories.len() as u64),
         }
@@ -92,9 +99,32 @@ impl<'a> Oracle<'a> {
         self.checked
     }
 
-    /// Whether data that was never acknowledged may be an error to read.
-    pub(crate) fn may_be_unreadable(&self) -> bool {
-        self.histories.iter().any(|history| history.may_be_unreadable)
+    /// Errors that fsck finds in an image, in words; how many checkpoints are to be replayed, if
+    /// there are none. Data that could not be written may be missing: an error for its reader, and
+    /// a finding of fsck.
+    pub(crate) fn expect_clean(&self, image: &dyn BlockDevice) -> Result<u64, String> {
+        let may_be_unreadable = self.histories.iter().any(|history| history.may_be_unreadable);
+        match expect_clean_but_for(image, may_be_unreadable.then_some(PassId::Data)) {
+            Err(_) if self.sabotage() == Sabotage::IgnoresFsck => Ok(0),
+            result => result,
+        }
+    }
+
+    /// Has fsck look at a damaged copy of the first image of a run.
+    pub(crate) fn plant_damage(
+        &mut self,
+        copy: impl FnOnce() -> Result<Arc<dyn BlockDevice>, String>,
+    ) -> Result<(), String> {
+        if std::mem::replace(&mut self.damage_planted, true) {
+            return Ok(());
+        }
+        let copy = copy()?;
+        damage_root(&*copy)?;
+        if self.expect_clean(&*copy).is_ok() {
+            return Err("the judge is blind: it accepts a damaged root of the trees".into());
+        }
+        self.checked.planted += 1;
+        Ok(())
     }
 
     pub(crate) fn sabotage(&self) -> Sabotage {

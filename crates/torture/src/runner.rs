@@ -427,13 +427,13 @@ impl Runner {
                 )
             }
             Operation::SetAttributes { target, size_bytes, mode, uid, gid, seconds } => {
-                let time = TimeChange::At(Timestamp { seconds: *seconds, nanoseconds: 7 });
+                let at = |seconds| TimeChange::At(Timestamp { seconds, nanoseconds: 7 });
                 let change = AttributeChange {
                     size: *size_bytes,
-                    mode: Some(*mode),
-                    uid: Some(*uid),
-                    gid: Some(*gid),
-                    modified: Some(time),
+                    mode: *mode,
+                    uid: *uid,
+                    gid: *gid,
+                    modified: seconds.map(at),
                     ..AttributeChange::default()
                 };
                 self.change(target, change)

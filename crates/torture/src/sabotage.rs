@@ -58,6 +58,8 @@ pub enum Sabotage {
     IgnoresTheOrder,
     /// The judge accepts everything as soon as anything was acknowledged.
     NothingAfterTheFirstSync,
+    /// Errors that fsck finds do not count.
+    IgnoresFsck,
     /// The judge accepts what it finds wrong.
     ErrorsAreFine,
 }

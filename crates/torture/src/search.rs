@@ -6,7 +6,7 @@
 //! is read. What was found is then judged for every failure that leaves this image, since what has
 //! been acknowledged differs. Some images are also recovered for good: opened for writing, judged,
 //! closed, checked again; and the power fails once more during that.
-use crate::crash::{expect_clean_but_for, keep};
+use crate::crash::keep;
 use crate::found::Found;
 use crate::oracle::{Checked, Oracle};
 use crate::sabotage::Sabotage;
@@ -18,7 +18,6 @@ use cairn_blockdev::simulated::{CrashExplorer, DiscardContent, EventInfo, Fate, 
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
-use cairn_fsck::PassId;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -220,20 +219,14 @@ impl<'a> Search<'a> {
 
     /// Everything that an image holds, without changing it.
     fn read(&mut self, state: &Arc<SimulatedDevice>) -> Result<Found, String> {
-        let replayable = self.expect_clean(state)?;
+        let replayable = self.oracle.expect_clean(&**state)?;
+        self.oracle.plant_damage(|| Ok(Arc::new(state.snapshot())))?;
         self.report.replayed += u64::from(replayable > 0);
         let volume = open(state, true)?;
         let found = Found::read(&volume)?;
         second_reader::compare(&**state, &volume, &found)?;
         self.report.compared += 1;
         Ok(found)
-    }
-
-    /// Data that could not be written may be missing: an error for its reader, and a finding of
-    /// fsck.
-    fn expect_clean(&self, state: &SimulatedDevice) -> Result<u64, String> {
-        let tolerated = self.oracle.may_be_unreadable().then_some(PassId::Data);
-        expect_clean_but_for(state, tolerated)
     }
 
     /// Recovers an image for good, and crashes once in that.
@@ -248,7 +241,7 @@ impl<'a> Search<'a> {
         let volume = open(&state, false)?;
         self.oracle.judge(fingerprint, &Arc::new(Found::read(&volume)?), position)?;
         volume.close().map_err(|error| format!("closing: {error}"))?;
-        self.expect_clean(&state)?;
+        self.oracle.expect_clean(&*state)?;
         self.report.recovered += 1;
         if self.oracle.sabotage() == Sabotage::NoCrashInRecovery {
             return Ok(());

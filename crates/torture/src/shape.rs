@@ -43,6 +43,8 @@ pub(crate) struct Shape {
     /// The volume is mounted read-only between two sessions.
     read_only_between: bool,
     composition: Composition,
+    /// Inodes leave memory all the time.
+    few_inodes: bool,
 }
 
 /// The file in the root of a nearly full volume that holds what nobody may use.
@@ -129,6 +131,7 @@ impl Shape {
             room,
             read_only_between: random.chance(1, 3),
             composition: Composition::random(random),
+            few_inodes: random.chance(1, 2),
         }
     }
 
@@ -153,6 +156,11 @@ impl Shape {
             node_cache_bytes: if self.full_log { 64 << 20 } else { 256 << 10 },
             // So small that blocks leave it all the time; or none.
             data_cache_bytes: if self.discard { 0 } else { 32 << 10 },
+            inode_cache_entries: if self.few_inodes {
+                0
+            } else {
+                VolumeOptions::default().inode_cache_entries
+            },
             ..VolumeOptions::default()
         }
     }

@@ -72,6 +72,13 @@ pub const STEPS: &[Step] = &[
         name: "append to a",
         make: |model, tag| vec![write(&[A], size_of(model, &[A]), 5000, tag)],
     },
+    Step {
+        name: "append to a up to the end of a block",
+        make: |model, tag| {
+            let end = size_of(model, &[A]);
+            vec![write(&[A], end, end.next_multiple_of(4096).max(end + 1) - end, tag)]
+        },
+    },
     Step { name: "overwrite in a", make: |_, tag| vec![write(&[A], 1000, 3500, tag)] },
     Step { name: "overwrite d/b", make: |_, tag| vec![write(&[D, B], 0, 4096, tag)] },
     Step {
@@ -196,10 +203,10 @@ pub const STEPS: &[Step] = &[
             vec![Operation::SetAttributes {
                 target: file(&[D, B]),
                 size_bytes: None,
-                mode: 0o4755,
-                uid: 7,
-                gid: 8,
-                seconds: -5,
+                mode: Some(0o4755),
+                uid: Some(7),
+                gid: Some(8),
+                seconds: Some(-5),
             }]
         },
     },

@@ -50,11 +50,11 @@ impl Touched {
         let target = operation.changed_target();
         nodes.extend(target.and_then(|target| model.target(target).ok()));
         let asked_for = match operation {
-            Operation::SetModified { seconds, .. } | Operation::SetAttributes { seconds, .. } => {
-                Some(Timestamp { seconds: *seconds, nanoseconds: 7 })
-            }
+            Operation::SetModified { seconds, .. } => Some(*seconds),
+            Operation::SetAttributes { seconds, .. } => *seconds,
             _ => None,
         };
+        let asked_for = asked_for.map(|seconds| Timestamp { seconds, nanoseconds: 7 });
         Self {
             nodes,
             data,

@@ -36,6 +36,23 @@ struct Window<'h> {
 }
 
 impl Window<'_> {
+    /// The prefix at which the file grew over the beginning of a block by writing, if that is among
+    /// those whose size may be found; zero, if not, or if its size may have been set alone.
+    fn grown_at(&self, block: u64) -> usize {
+        let Some(file) = self.file else { return 0 };
+        let covers = |size: &u64| *size > block * BLOCK_BYTES;
+        let (before, _) = values_between(&file.sizes, self.size_from, self.to);
+        if before.is_some_and(covers) {
+            return 0;
+        }
+        let mut grown = file
+            .sizes
+            .iter()
+            .filter(|(at, size)| *at > self.size_from && *at <= self.to && covers(size));
+        let first = grown.clone().next().map_or(0, |(at, _)| *at);
+        if grown.any(|(at, _)| file.size_alone.contains(at)) { 0 } else { first }
+    }
+
     /// Whether the contents may be anything but those of the oldest prefix.
     fn is_open(&self) -> bool {
         let changes = |at: usize| at > self.from && at <= self.to;
@@ -394,6 +411,8 @@ fn check_block(block: u64, found: &[u8], window: &Window<'_>) -> Result<(), Stri
     let gone = window.file.map_or(&[][..], |file| &file.gone).iter();
     let gone = gone.filter(|(at, blocks)| *at <= window.first && blocks.contains(&block));
     let from = gone.map(|(at, _)| *at).max().unwrap_or(0).max(window.from);
+    // Nor does a write make a file longer before its data is there.
+    let from = from.max(window.grown_at(block));
     let (current, later) = values_between(versions, from, window.to);
     let is_version = |version: Option<&crate::contents::Block>| match version {
         Some(bytes) => bytes[..found.len()] == *found,

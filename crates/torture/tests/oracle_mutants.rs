@@ -48,6 +48,7 @@ const SEARCHES: &[(Sabotage, Killer)] = &[
     (Sabotage::AcceptsAnyContents, Planted("bytes from nowhere")),
     (Sabotage::AcceptsUnreadable, Planted("a file that can't be read")),
     (Sabotage::NothingAfterTheFirstSync, Planted("older")),
+    (Sabotage::IgnoresFsck, Planted("a damaged root of the trees")),
     (Sabotage::ErrorsAreFine, Planted("bytes from nowhere")),
 ];
 
@@ -119,6 +120,7 @@ const RANDOM_RUNS: &[(Sabotage, Killer)] = &[
     (Sabotage::IgnoresTheOrder, Planted("names older than those of other clients")),
     (Sabotage::ForgetsData, Planted("older blocks of data")),
     (Sabotage::AcceptsAnythingOlder, Planted("")),
+    (Sabotage::IgnoresFsck, Planted("a damaged root of the trees")),
 ];
 
 fn random_runs(sabotage: Sabotage) -> (CrashReport, Option<CrashFinding>) {

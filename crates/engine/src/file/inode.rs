@@ -258,7 +258,7 @@ impl InodeTable {
                 .map(|_| RwLock::new(Rank::INODE_TABLE, FxHashMap::default()))
                 .collect(),
             references: (0..SHARDS).map(|_| Mutex::new(Rank::LEAF, FxHashMap::default())).collect(),
-            entries_per_shard_max: (entries_max / SHARDS).max(16),
+            entries_per_shard_max: (entries_max / SHARDS).max(1),
         }
     }
 
@@ -297,7 +297,7 @@ impl InodeTable {
         if shard.len() < self.entries_per_shard_max {
             return;
         }
-        let mut surplus = self.entries_per_shard_max / 4;
+        let mut surplus = self.entries_per_shard_max.div_ceil(4);
         shard.retain(|_, inode| {
             let evict = surplus > 0 && inode.evictable();
             surplus -= usize::from(evict);

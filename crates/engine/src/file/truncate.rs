@@ -64,8 +64,11 @@ impl Files {
                 )?;
             }
         }
-        state.item.size = size;
-        state.disk_size = size;
+        if size != state.item.size {
+            state.item.size = size;
+            // Also where data in memory has no place yet: what sets a length counts at once.
+            state.disk_size = size;
+        }
         self.touch(&mut state);
         operation.put_inode(number, &state.loggable())?;
         let sequence = operation.log();

@@ -1,9 +1,12 @@
 //! Extraction of volumes that tests make item by item: whole ones, damaged ones, hostile ones.
 use super::*;
 use crate::test_volume::*;
+use cairn_blockdev::{DeviceError, Operation, forward_to_device};
 use cairn_format::*;
+use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::sync::Mutex;
 
 struct Extracted {
     folder: tempfile::TempDir,
@@ -125,6 +128,40 @@ fn everything_comes_out_as_it_was() {
     let mut value = vec![0; 100];
     let length = rustix::fs::getxattr(out.path("large"), "user.small", &mut value).unwrap();
     assert_eq!(value[..length], [9; 10]);
+}
+
+/// A device of which every block can be read at the second try only.
+struct FailsOnce<'a> {
+    device: &'a dyn BlockDevice,
+    failed: Mutex<BTreeSet<u64>>,
+}
+
+impl BlockDevice for FailsOnce<'_> {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        if self.failed.lock().unwrap().insert(offset_bytes) {
+            let error = std::io::Error::from_raw_os_error(5);
+            let length = buffer.len() as u64;
+            return Err(DeviceError::new(
+                Operation::Read,
+                offset_bytes,
+                length,
+                &"test".into(),
+                error,
+            ));
+        }
+        self.device.read(offset_bytes, buffer)
+    }
+    forward_to_device!(self => self.device; write, write_set, flush, discard, length_bytes);
+}
+
+#[test]
+fn an_error_that_does_not_come_again_costs_nothing() {
+    let volume = TestVolume::full();
+    let whole = Extracted::of(&volume.device);
+    let failing = FailsOnce { device: &volume.device, failed: Mutex::default() };
+    let out = Extracted::of(&failing);
+    assert!(!failing.failed.lock().unwrap().is_empty());
+    assert_eq!(out.report().to_string(), whole.report().to_string());
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod report;
 
 pub use report::{ExtractReport, Loss};
 
+use crate::second_try::SecondTry;
 use crate::tree_reader::{Piece, TreeReader};
 use crate::walk::{Entry, Step, Walk};
 use crate::{FsckError, Progress};
@@ -103,6 +104,7 @@ pub fn extract(
     progress: &mut dyn FnMut(ExtractProgress<'_>),
 ) -> Result<ExtractReport, ExtractError> {
     host::expect_empty(directory)?;
+    let device = &SecondTry(device);
     let reader = TreeReader::open(device, &mut |done| progress(ExtractProgress::Reading(done)))?;
     let host = Host::new(directory)?;
     let report = ExtractReport::new(&reader);

@@ -72,12 +72,12 @@ impl fmt::Display for RunReport<FaultReport> {
         )?;
         heading(formatter, "fails")?;
         for fault in rows {
-            let lasting = if fault.lasting { "from then on" } else { "once" };
             let name = format!(
-                "{:<6} {:<11} {:<7} {lasting}",
+                "{:<6} {:<11} {:<7} {}",
                 fault.request,
                 fault.structure.name(),
-                fault.error
+                fault.error,
+                fault.span.name()
             );
             row(formatter, &name, &fault.outcomes)?;
         }
@@ -120,15 +120,15 @@ impl fmt::Display for RunReport<FaultReport> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::faults::{FaultRow, OperationRow, Structure};
+    use crate::faults::{FaultRow, OperationRow, Span, Structure};
 
     fn told(workloads: u64, interrupted: bool) -> String {
         let outcomes = Outcomes { faults: workloads, ..Outcomes::default() };
-        let row = |lasting| FaultRow {
+        let row = |span| FaultRow {
             request: "write".into(),
             structure: Structure::Superblock,
             error: "ENOSPC",
-            lasting,
+            span,
             outcomes,
         };
         let operations =
@@ -136,7 +136,7 @@ mod tests {
         let report = FaultReport {
             workloads,
             workloads_total: 35,
-            rows: vec![row(false), row(true)],
+            rows: vec![row(Span::Once), row(Span::FromThenOn)],
             operations,
             search: SearchReport::default(),
             too_little: Vec::new(),
