@@ -57,6 +57,23 @@ impl Span {
         }
     }
 
+    /// Whether a request fails that comes so many after the first, zero for that itself.
+    #[must_use]
+    pub fn includes(
+        self,
+        first: &simulated::RequestInfo,
+        request: &simulated::RequestInfo,
+        later: u64,
+    ) -> bool {
+        later == 0
+            || match self {
+                Self::Once => false,
+                Self::Twice => later == 1,
+                Self::SamePlace => overlap(first, request),
+                Self::FromThenOn => true,
+            }
+    }
+
     /// Those that make sense for a kind of request: all flushes have the same place.
     fn of(request: Request) -> &'static [Self] {
         match request {
@@ -428,15 +445,8 @@ fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<OnceLock<simulated::Reque
         if seen <= fault.after {
             return false;
         }
-        let is_first = seen == fault.after + 1;
         let first = first.get_or_init(|| *request);
-        is_first
-            || match fault.kind.span {
-                Span::Once => false,
-                Span::Twice => seen == fault.after + 2,
-                Span::SamePlace => overlap(first, request),
-                Span::FromThenOn => true,
-            }
+        fault.kind.span.includes(first, request, seen - fault.after - 1)
     };
     if fault.kind.no_space {
         device.fail_for_lack_of_space_when(predicate)

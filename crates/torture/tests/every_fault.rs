@@ -1,5 +1,5 @@
-//! Every write, flush and discard of a run fails in turn, once or from then on, with EIO or with
-//! ENOSPC. Whatever it was: it is reported, nothing wrong is read, nothing is acknowledged that is
+//! Every write, flush and discard of a run fails in turn, once, twice, at its place for ever, or all
+//! of them from then on, with EIO or with ENOSPC. Whatever it was: it is reported, nothing wrong is read, nothing is acknowledged that is
 //! not durable, and the volume stops where it must.
 //!
 //! Several files are written and fsynced at the same time, so that their data travels with groups;
@@ -18,6 +18,7 @@ use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use cairn_fsck::{CheckOptions, PassId, Severity, check};
 use cairn_torture::contents::{Tag, pattern};
+use cairn_torture::faults::Span;
 use cairn_torture::files::{NEW_FILE, create, format, read_all, read_named};
 use cairn_torture::uneven::Uneven;
 use std::sync::Arc;
@@ -33,8 +34,8 @@ const LENGTHS: [u64; 5] = [3_000, 20_000, 300_000, 5_000, 70_000];
 struct Fault {
     /// Requests before it.
     after: u64,
-    /// Those that follow fail, too.
-    lasting: bool,
+    /// Which of those that follow fail, too.
+    span: Span,
     no_space: bool,
 }
 
@@ -190,13 +191,16 @@ struct Happened {
 /// Has the requests fail; says whether one did.
 fn plan(device: &SimulatedDevice, fault: Fault) -> Arc<Happened> {
     let happened = Arc::new(Happened::default());
-    let (flags, mut seen) = (Arc::clone(&happened), 0);
+    let (flags, mut seen, mut first) = (Arc::clone(&happened), 0, None);
     let predicate = move |request: &RequestInfo| {
         if request.operation == Operation::Read {
             return false;
         }
         seen += 1;
-        let fails = seen > fault.after && (fault.lasting || seen == fault.after + 1);
+        let fails = seen > fault.after && {
+            let first = first.get_or_insert(*request);
+            fault.span.includes(first, request, seen - fault.after - 1)
+        };
         flags.any.fetch_or(fails, Ordering::SeqCst);
         flags.matters.fetch_or(fails && request.operation != Operation::Discard, Ordering::SeqCst);
         fails
@@ -344,7 +348,7 @@ fn one_run(fault: Fault, company: Company, random: &mut Seeded) -> Result<Seen, 
             files.iter().flat_map(|file| &file.errors).next()
         ));
     }
-    if happened.matters.load(Ordering::SeqCst) && fault.lasting && !reported {
+    if happened.matters.load(Ordering::SeqCst) && fault.span == Span::FromThenOn && !reported {
         return Err("requests fail, and nobody was told".into());
     }
     judge(&device, &files, random)?;
@@ -371,10 +375,18 @@ fn one_run(fault: Fault, company: Company, random: &mut Seeded) -> Result<Seen, 
 fn every_fault(company: Company) {
     let mut random = Seeded::new(cairn_torture::seed_from_environment());
     let mut table = Vec::new();
-    for (lasting, no_space) in [(false, false), (true, false), (false, true), (true, true)] {
+    let kinds = [
+        (Span::Once, false),
+        (Span::Twice, false),
+        (Span::SamePlace, false),
+        (Span::FromThenOn, false),
+        (Span::Once, true),
+        (Span::FromThenOn, true),
+    ];
+    for (span, no_space) in kinds {
         let (mut points, mut stopped, mut reported) = (0, 0, 0);
         for after in 0.. {
-            let fault = Fault { after, lasting, no_space };
+            let fault = Fault { after, span, no_space };
             let seen = one_run(fault, company, &mut random)
                 .unwrap_or_else(|error| panic!("{fault:?}, {company:?}: {error}"));
             if !seen.happened {
@@ -391,7 +403,7 @@ fn every_fault(company: Company) {
         table.push(format!(
             "{} {}: {points} requests, {stopped} stopped the volume, {} were reported to their fsync, {} healed by trying again",
             if no_space { "ENOSPC" } else { "EIO" },
-            if lasting { "lasting" } else { "once" },
+            span.name(),
             reported - stopped,
             points - reported
         ));
