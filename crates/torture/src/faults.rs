@@ -517,10 +517,7 @@ pub(crate) enum Told {
     Unknown,
 }
 
-pub(crate) fn perform(
-    performer: &mut Performer<'_>,
-    operations: &[Operation],
-) -> Result<Told, String> {
+pub(crate) fn perform(performer: &mut Performer, operations: &[Operation]) -> Result<Told, String> {
     let mut told = Told::Nothing;
     for operation in operations {
         match performer.attempt(operation)? {

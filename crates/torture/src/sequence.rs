@@ -12,6 +12,8 @@ use crate::times::{Touched, now};
 use crate::workload::compare_outcome;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};
+use cairn_environment::Rank;
+use cairn_environment::lock::Mutex;
 use std::sync::Arc;
 
 /// Length of the volumes.
@@ -49,11 +51,31 @@ pub(crate) fn quiet_options() -> VolumeOptions {
 }
 
 /// Performs the operations one after the other, and compares what they return with the model.
-pub(crate) struct Performer<'a> {
+pub(crate) struct Performer {
     runner: Runner,
-    device: &'a SimulatedDevice,
+    device: Arc<SimulatedDevice>,
     model: Model,
     history: ClientHistory,
+    ended: EndedFsyncs,
+}
+
+/// Fsyncs that ended without a thread that waited for them, each with its error.
+type EndedFsyncs = Arc<Mutex<Vec<(Acknowledgement, Option<String>)>>>;
+
+/// A client of a volume, which notes what becomes of fsyncs that it does not wait for.
+fn runner(
+    volume: &Volume,
+    device: &Arc<SimulatedDevice>,
+    ended: &EndedFsyncs,
+) -> Result<Runner, String> {
+    let runner = Runner::new(volume, Layout::Alone);
+    let mut runner = runner.map_err(|error| format!("the bases: {error}"))?;
+    let (device, ended) = (Arc::clone(device), Arc::clone(ended));
+    runner.on_fsync_end(Arc::new(move |operation, result| {
+        let acknowledgement = Acknowledgement { at: device.history_len(), operation };
+        ended.lock().push((acknowledgement, result.err().map(|error| error.to_string())));
+    }));
+    Ok(runner)
 }
 
 /// What an operation on a device with faults came to.
@@ -67,23 +89,28 @@ pub(crate) enum Attempt {
     Unknown,
 }
 
-impl<'a> Performer<'a> {
+impl Performer {
     /// A client at the beginning.
     pub(crate) fn new(
         start: &Start,
         volume: &Volume,
-        device: &'a SimulatedDevice,
+        device: &Arc<SimulatedDevice>,
     ) -> Result<Self, String> {
-        let runner =
-            Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))?;
-        Ok(Self { runner, device, model: start.model.clone(), history: start.history.clone() })
+        let ended = Arc::new(Mutex::new(Rank::LEAF, Vec::new()));
+        let runner = runner(volume, device, &ended)?;
+        let device = Arc::clone(device);
+        Ok(Self {
+            runner,
+            device,
+            model: start.model.clone(),
+            history: start.history.clone(),
+            ended,
+        })
     }
 
     /// The same client, after another mount.
     pub(crate) fn mounted_again(self, volume: &Volume) -> Result<Self, String> {
-        let runner =
-            Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))?;
-        Ok(Self { runner, ..self })
+        Ok(Self { runner: runner(volume, &self.device, &self.ended)?, ..self })
     }
 
     /// Notes that everything done so far is durable.
@@ -127,10 +154,13 @@ impl<'a> Performer<'a> {
         self.history.push(operation.clone(), span, &effects, &self.model);
         if !is_fault {
             touched.note(&mut self.history, &self.model, &self.runner)?;
-            if found.is_ok() {
+            if found.is_ok() && is_waited_for(operation) {
                 self.history.acknowledge(Acknowledgement { at, operation: index });
             }
-            return Ok(Attempt::AsExpected);
+            return Ok(match self.settle_fsyncs() {
+                Ok(()) => Attempt::AsExpected,
+                Err(_) => Attempt::Reported,
+            });
         }
         let changes_nothing = operation.changes_no_file() || expected.is_err();
         Ok(if changes_nothing { Attempt::Reported } else { Attempt::Unknown })
@@ -152,12 +182,31 @@ impl<'a> Performer<'a> {
             &self.model,
         );
         touched.note(&mut self.history, &self.model, &self.runner)?;
-        if found.is_ok() {
+        if found.is_ok() && is_waited_for(operation) {
             // Only what promises anything counts.
             self.history.acknowledge(Acknowledgement { at, operation: index });
         }
-        Ok(())
+        self.settle_fsyncs()
     }
+
+    /// Notes which fsyncs that nobody waited for have ended; the error of the last that failed.
+    fn settle_fsyncs(&mut self) -> Result<(), String> {
+        let mut outcome = Ok(());
+        for (acknowledgement, error) in self.ended.lock().drain(..) {
+            match error {
+                None => self.history.acknowledge(acknowledgement),
+                Some(error) => {
+                    outcome = Err(format!("fsync {}: {error}", acknowledgement.operation))
+                }
+            }
+        }
+        outcome
+    }
+}
+
+/// Whether all that an operation promises holds when it returns.
+fn is_waited_for(operation: &Operation) -> bool {
+    !matches!(operation, Operation::Fsync { wait: false, .. })
 }
 
 impl Start {

@@ -283,7 +283,7 @@ impl Subject {
     ) -> Result<(ClientHistory, bool), String> {
         let (first, second) = self.operations.split_at(self.operations.len() / 2);
         let mut history = self.start.history();
-        let mut client: Option<Performer<'_>> = None;
+        let mut client: Option<Performer> = None;
         for half in [first, second] {
             let Ok(volume) = Volume::open(lying.clone() as Arc<dyn BlockDevice>, quiet_options())
             else {

@@ -257,6 +257,13 @@ pub const STEPS: &[Step] = &[
     Step { name: "fsync the root", make: |_, _| vec![fsync(&[], false)] },
     Step { name: "fdatasync a", make: |_, _| vec![fsync(&[A], true)] },
     Step { name: "fsync d/b", make: |_, _| vec![fsync(&[D, B], false)] },
+    Step {
+        name: "fsync a and d/b at once",
+        make: |_, _| {
+            let target = file(&[A]);
+            vec![Operation::Fsync { target, data_only: false, wait: false }, fsync(&[D, B], false)]
+        },
+    },
     Step { name: "fsync d", make: |_, _| vec![fsync(&[D], false)] },
     Step { name: "sync", make: |_, _| vec![Operation::Sync] },
     Step { name: "commit", make: |_, _| vec![Operation::Commit] },

@@ -125,7 +125,13 @@ impl Client {
         } else {
             compare_outcome(index, &operation, &found, &expected)?;
         }
-        let waited = matches!(operation, Operation::Fsync { wait: true, .. } | Operation::Sync);
+        let waited = matches!(
+            operation,
+            Operation::Fsync { wait: true, .. }
+                | Operation::Sync
+                | Operation::Commit
+                | Operation::Trim
+        );
         let touched = Touched::by(&operation, &effects, &self.model, begun);
         self.history.push(operation, Span { history_begin, begin, end }, &effects, &self.model);
         touched.note(&mut self.history, &self.model, runner)?;
