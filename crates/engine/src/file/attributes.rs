@@ -2,7 +2,7 @@
 use super::Files;
 use super::inode::InodeState;
 use crate::store::operation::Effort;
-use crate::types::{AttributeChange, Attributes, TimeChange, now};
+use crate::types::{AttributeChange, Attributes, TimeChange, WriteTimes, now};
 use crate::{Error, Result};
 use cairn_environment::atomic::Ordering;
 use cairn_format::{InodeNumber, Timestamp};
@@ -82,7 +82,7 @@ impl Files {
     ) -> Result<Attributes> {
         let inode = self.inodes.get(number);
         if let Some(size) = change.size {
-            self.set_size(&inode, size)?;
+            self.set_size(&inode, size, change.size_times.unwrap_or(WriteTimes::Now))?;
         }
         let rest = AttributeChange { size: None, ..*change };
         let only_size = change.size.is_some()
