@@ -82,8 +82,9 @@ pub struct AttributeChange {
     pub gid: Option<u32>,
     /// New length in bytes.
     pub size: Option<u64>,
-    /// Whether the new length counts as a change of the file now; it does by default.
-    pub size_times: Option<WriteTimes>,
+    /// Whether the change counts as one now; by default it does. With [`WriteTimes::Keep`], the
+    /// times of a regular file become what is given here, or stay.
+    pub times: Option<WriteTimes>,
     pub accessed: Option<TimeChange>,
     pub modified: Option<TimeChange>,
     pub changed: Option<TimeChange>,

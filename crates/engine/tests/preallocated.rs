@@ -241,7 +241,7 @@ fn times_stay_where_the_caller_keeps_them() {
     volume.allocate_with(file, 0, 9 * BLOCK, allocate, keep).unwrap();
     volume.copy_range_with((other, 0), (file, 0), BLOCK, keep).unwrap();
     volume.copy_cached((other, 0), (file, BLOCK), BLOCK, keep).unwrap().unwrap();
-    let change = AttributeChange { size: Some(4500), size_times: Some(keep), ..Default::default() };
+    let change = AttributeChange { size: Some(4500), times: Some(keep), ..Default::default() };
     volume.set_attributes(file, &change).unwrap();
     volume.fsync_blocking(file, FsyncKind::Full).unwrap();
     assert_eq!(times(), before);

@@ -136,7 +136,7 @@ fn attribute_change(set: &SetattrIn, is_directory: bool, in_group: bool) -> Attr
         uid: given(flag::UID, set.uid),
         gid: given(flag::GID, set.gid),
         size: (valid & flag::SIZE != 0).then_some(set.size),
-        size_times: None,
+        times: None,
         accessed: time_change(valid, flag::ATIME, flag::ATIME_NOW, set.atime, set.atime_ns),
         modified: time_change(valid, flag::MTIME, flag::MTIME_NOW, set.mtime, set.mtime_ns),
         changed: time_change(valid, flag::CTIME, 0, set.ctime, set.ctime_ns),
@@ -191,7 +191,7 @@ impl VolumeHandler {
             (false, true)
         };
         let change = AttributeChange {
-            size_times: Some(self.write_times()),
+            times: Some(self.write_times()),
             ..attribute_change(set, is_directory, in_group)
         };
         let attributes = self.volume.set_attributes(node, &change)?;

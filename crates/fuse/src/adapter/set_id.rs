@@ -51,10 +51,14 @@ impl VolumeHandler {
         let file = self.volume.attributes(node)?;
         if file.mode & SET_ID_BITS != 0 {
             let not_in_group = !is_in_group(header, &file);
-            self.volume.set_attributes(
-                node,
-                &AttributeChange { clear_set_id: true, not_in_group, ..AttributeChange::default() },
-            )?;
+            let times = Some(self.write_times());
+            let change = AttributeChange {
+                clear_set_id: true,
+                not_in_group,
+                times,
+                ..AttributeChange::default()
+            };
+            self.volume.set_attributes(node, &change)?;
             reply.invalidate_attributes(node.0);
         }
         Ok(())

@@ -13,6 +13,8 @@ use libc::{O_RDWR, O_TMPFILE, O_TRUNC, O_WRONLY};
 
 /// With more names than this, most are removed again.
 const NAMES_MAX: usize = 48;
+/// So many extended attributes are remembered.
+const ATTRIBUTES_MAX: usize = 12;
 const BLOCK: i64 = 4096;
 
 /// What a scene consists of.
@@ -41,12 +43,15 @@ pub struct Chooser {
     known: Vec<(String, bool)>,
     slots: [Option<Open>; SLOTS],
     maps: [usize; MAPS],
+    /// Extended attributes that were set.
+    attributes: Vec<(Target, String)>,
 }
 
 impl Chooser {
     pub fn new(scene: Scene) -> Self {
         let (slots, maps) = ([None; SLOTS], [0; MAPS]);
-        Self { random: Seeded::new(scene.seed), scene, known: Vec::new(), slots, maps }
+        let random = Seeded::new(scene.seed);
+        Self { random, scene, known: Vec::new(), slots, maps, attributes: Vec::new() }
     }
 
     fn below(&mut self, bound: usize) -> usize {
@@ -378,14 +383,21 @@ impl Chooser {
     }
 
     fn xattr(&mut self) -> Call {
-        let (target, tag) = (self.target(), self.tag());
-        let name = arguments::attribute(&mut self.random);
+        let (mut target, tag) = (self.target(), self.tag());
+        let mut name = arguments::attribute(&mut self.random);
+        if !self.attributes.is_empty() && self.chance(50) {
+            let index = self.below(self.attributes.len());
+            let (of, known) = self.attributes[index].clone();
+            (target, name) = (of, if self.chance(80) { known } else { name });
+        }
         match self.below(10) {
             0..4 => {
                 let length = self.pick(&[0, 1, 9, 100, 100, 900, 3000, 5000, 65536, 65537]);
                 Call::SetXattr { target, name, length, tag, flags: self.pick(&[0, 0, 1, 2]) }
             }
-            4..6 => Call::GetXattr { target, name, room: self.pick(&[0, 1, 100, 1000, 65536]) },
+            4..6 => {
+                Call::GetXattr { target, name, room: self.pick(&[0, 1, 100, 1000, 65536, 65536]) }
+            }
             6..8 => Call::ListXattrs { target, room: self.pick(&[0, 1, 20, 1000]) },
             _ => Call::RemoveXattr { target, name },
         }
@@ -467,6 +479,12 @@ impl Chooser {
             Call::MakeDirectory { at, .. } => self.add(at, true),
             Call::Symlink { at, .. } | Call::MakeNode { at, .. } => self.add(at, false),
             Call::Link { to, .. } | Call::LinkOpen { to, .. } => self.add(to, false),
+            Call::SetXattr { target, name, .. } => {
+                if self.attributes.len() > ATTRIBUTES_MAX {
+                    self.attributes.remove(0);
+                }
+                self.attributes.push((target.clone(), name.clone()));
+            }
             Call::Unlink { at } | Call::RemoveDirectory { at } => self.remove(&at.path),
             Call::Rename { from, to, flags } if from.directory.or(to.directory).is_none() => {
                 self.renamed(&from.path, &to.path, *flags)
