@@ -88,6 +88,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/fuse/src/kernel.rs",
     "crates/harness/src/allocations.rs",
     "crates/torture/src/mounted/asynchronous.rs",
+    "crates/torture/src/mounted/differ/system.rs",
     "crates/torture/src/mounted/mapping.rs",
     "crates/torture/src/recorded/own_files.rs",
     "crates/torture/tests/hostile.rs",

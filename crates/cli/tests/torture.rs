@@ -115,6 +115,7 @@ fn wrong_usage_is_told() {
     torture.refuses(&["soak"], "--hours");
     torture.refuses(&["soak", "--hours", "0"], "above 0");
     torture.refuses(&["soak", "--hours", "-1"], "above 0");
+    torture.refuses(&["differ", "--calls", "0"], "--calls");
     torture.refuses(&["vm"], "--kernel");
     torture.refuses(
         &["vm", "--kernel", "k", "--initramfs", "i", "--qemu", "no-such-emulator"],
@@ -238,6 +239,23 @@ fn a_round_on_a_real_mount_reports_and_leaves_nothing() {
         torture.assert_clean();
     }
     torture.refuses(&["kill9", "--work", "missing"], "missing: No such file");
+}
+
+#[test]
+fn a_comparison_with_another_file_system_reports_and_leaves_nothing() {
+    let Some((torture, _alone)) = Torture::mounting() else { return };
+    let told = torture.run(&["differ", "--run", "0", "--seed", "8", "--json", "--work", "."]);
+    let report = told.json();
+    assert_eq!(told.code, Some(0), "{report}\n{}", told.errors);
+    assert_eq!((report["runs"].as_u64(), report["finding"].is_null()), (Some(1), true));
+    for figure in ["calls", "whole_trees", "kills", "unmounts", "write", "rename", "ENOENT"] {
+        assert!(report[figure].as_u64() > Some(0), "{figure}: {report}");
+    }
+    torture.assert_clean();
+    let told = torture.run(&["differ", "--reference", "missing", "--work", "."]);
+    assert_eq!(told.code, Some(2), "{}{}", told.output, told.errors);
+    assert!(told.errors.contains("missing: No such file"), "{}", told.errors);
+    torture.assert_clean();
 }
 
 #[test]

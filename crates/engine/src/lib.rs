@@ -47,7 +47,7 @@ pub use store::recovery::meter::{RecoveryPhase, RecoveryProgress};
 pub use store::storage_room::STORAGE_ROOM_BYTES;
 pub use types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode,
-    RenameMode, SeekTarget, SpaceInfo, TimeChange, XattrMode,
+    RenameMode, SeekTarget, SpaceInfo, TimeChange, WriteTimes, XattrMode,
 };
 pub use volume::Volume;
 

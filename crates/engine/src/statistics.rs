@@ -31,6 +31,8 @@ pub struct Statistics {
     pub pinned_bytes: u64,
     pub dirty_data_bytes: u64,
     pub inodes_in_memory: u64,
+    /// Inodes that the kernel, or a user of the library, holds a reference on.
+    pub inodes_referenced: u64,
     /// Of the tree nodes in memory.
     #[serde(flatten)]
     pub nodes: CacheStatistics,
@@ -155,6 +157,7 @@ impl Layers {
             pinned_bytes: space.pinned * block,
             dirty_data_bytes: count(&store.delayed_blocks) * block,
             inodes_in_memory: files.inodes.len() as u64,
+            inodes_referenced: files.inodes.referenced() as u64,
             nodes: store.cache.statistics(),
             data_cache_hits: data_cache.hits,
             data_cache_misses: data_cache.misses,

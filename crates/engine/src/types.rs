@@ -82,6 +82,9 @@ pub struct AttributeChange {
     pub gid: Option<u32>,
     /// New length in bytes.
     pub size: Option<u64>,
+    /// Whether the change counts as one now; by default it does. With [`WriteTimes::Keep`], the
+    /// times of a regular file become what is given here, or stay.
+    pub times: Option<WriteTimes>,
     pub accessed: Option<TimeChange>,
     pub modified: Option<TimeChange>,
     pub changed: Option<TimeChange>,
@@ -90,6 +93,15 @@ pub struct AttributeChange {
     /// With `clear_set_id`: the caller is not in the file's group, so set-group-id goes in any
     /// case.
     pub not_in_group: bool,
+}
+
+/// Whether a write counts as a change of the file now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteTimes {
+    /// It sets the times of modification and change.
+    Now,
+    /// It leaves the times alone: its caller sets them.
+    Keep,
 }
 
 /// What to create.

@@ -1,10 +1,11 @@
 //! Where data goes that is written into preallocated blocks: to its own blocks in order, next to
 //! other files' data when it is small and comes in any order and there is plenty of space; and it
-//! never lacks space.
+//! never lacks space. And what truncation and holes free behind the end; and whose times count.
 use cairn_blockdev::SimulatedDevice;
 use cairn_blockdev::simulated::Fate;
 use cairn_engine::{
-    AllocateMode, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume,
+    VolumeOptions, WriteTimes, mkfs,
 };
 use cairn_format::BLOCK_SIZE;
 use std::sync::Arc;
@@ -166,4 +167,87 @@ fn on_a_full_volume_they_are_filled_byte_by_byte_without_a_commit() {
         state.close().unwrap();
     }
     volume.close().unwrap();
+}
+
+#[test]
+fn blocks_behind_the_end_go_when_the_length_is_set_again() {
+    let (_device, volume) = new_volume();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+    let blocks = || volume.attributes(file).unwrap().blocks_512 * 512 / BLOCK;
+    let allocate = |offset, length| {
+        volume.allocate(file, offset, length, AllocateMode::Allocate { keep_size: true }).unwrap()
+    };
+    allocate(0, 9 * BLOCK);
+    assert_eq!((blocks(), volume.attributes(file).unwrap().size_bytes), (9, 0));
+    let set_size = |size| {
+        let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
+        volume.set_attributes(file, &change).unwrap()
+    };
+    set_size(0);
+    assert_eq!(blocks(), 0);
+    // The last block stays, with its content.
+    volume.write(file, 0, &[7; 5000]).unwrap();
+    volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+    allocate(0, 9 * BLOCK);
+    assert_eq!(blocks(), 9);
+    set_size(5000);
+    assert_eq!(blocks(), 2);
+    let mut content = Vec::new();
+    volume.read(file, 0, 6000, &mut content).unwrap();
+    assert_eq!(content, [7; 5000]);
+}
+
+#[test]
+fn a_hole_up_to_the_end_frees_the_block_that_holds_it() {
+    for synced in [false, true] {
+        let (_device, volume) = new_volume();
+        let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+        volume.write(file, 0, &[7; 3 * BLOCK_SIZE + 100]).unwrap();
+        if synced {
+            volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+        }
+        let punch = |offset, length| {
+            volume.allocate(file, offset, length, AllocateMode::PunchHole).unwrap();
+            volume.attributes(file).unwrap().blocks_512 * 512 / BLOCK
+        };
+        // Up to one byte before the end, up to the end, and further, from a block before.
+        assert_eq!(punch(3 * BLOCK, 99), 4);
+        assert_eq!(punch(3 * BLOCK, 100), 3);
+        volume.write(file, 3 * BLOCK, &[8; 100]).unwrap();
+        assert_eq!(punch(2 * BLOCK - 1, BLOCK + 300), 2);
+        let mut content = Vec::new();
+        volume.read(file, 0, 4 * BLOCK_SIZE, &mut content).unwrap();
+        let mut expected = vec![0; 3 * BLOCK_SIZE + 100];
+        expected[..2 * BLOCK_SIZE - 1].fill(7);
+        assert!(content == expected, "synced: {synced}");
+    }
+}
+
+#[test]
+fn times_stay_where_the_caller_keeps_them() {
+    let (_device, volume) = new_volume();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+    let other = volume.create(volume.root(), b"other", &FILE).unwrap().inode;
+    volume.write(other, 0, &[9; 3 * BLOCK_SIZE]).unwrap();
+    let times = || {
+        let attributes = volume.attributes(file).unwrap();
+        (attributes.modified, attributes.changed)
+    };
+    let keep = WriteTimes::Keep;
+    let before = times();
+    volume.write_with(file, 0, &[7; 5000], keep).unwrap();
+    volume.allocate_with(file, 0, BLOCK, AllocateMode::PunchHole, keep).unwrap();
+    let allocate = AllocateMode::Allocate { keep_size: false };
+    volume.allocate_with(file, 0, 9 * BLOCK, allocate, keep).unwrap();
+    volume.copy_range_with((other, 0), (file, 0), BLOCK, keep).unwrap();
+    volume.copy_cached((other, 0), (file, BLOCK), BLOCK, keep).unwrap().unwrap();
+    let change = AttributeChange { size: Some(4500), times: Some(keep), ..Default::default() };
+    volume.set_attributes(file, &change).unwrap();
+    volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+    assert_eq!(times(), before);
+    let mut content = Vec::new();
+    volume.read(file, 0, 5000, &mut content).unwrap();
+    assert_eq!(content, [9; 4500]);
+    volume.write(file, 0, b"now").unwrap();
+    assert!(times().0 > before.0 && times().1 > before.1);
 }

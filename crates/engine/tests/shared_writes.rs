@@ -1,7 +1,8 @@
 //! Writes out of a caller's buffers and reads into them, against a copy of the file.
 use cairn_blockdev::{AlignedBuffer, MemoryDevice};
 use cairn_engine::{
-    AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs,
+    AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions,
+    WriteTimes, mkfs,
 };
 use cairn_environment::random::Seeded;
 use std::sync::Arc;
@@ -39,7 +40,9 @@ fn write(volume: &Volume, file: InodeNumber, model: &mut Vec<u8>, random: &mut S
     }
     let shared = buffer.share();
     if random.chance(3, 4) {
-        volume.write_shared(file, offset as u64, &shared, start..start + length).unwrap();
+        volume
+            .write_shared(file, offset as u64, &shared, start..start + length, WriteTimes::Now)
+            .unwrap();
     } else {
         volume.write(file, offset as u64, &shared[start..start + length]).unwrap();
     }
@@ -104,7 +107,7 @@ fn whole_blocks_are_written_without_a_copy_and_the_buffer_comes_back() {
     let mut buffer = volume.buffers().take(16 * BLOCK);
     buffer.fill(1);
     let shared = buffer.share();
-    volume.write_shared(file, 0, &shared, 0..16 * BLOCK).unwrap();
+    volume.write_shared(file, 0, &shared, 0..16 * BLOCK, WriteTimes::Now).unwrap();
     let shared = { shared.reclaim().map(|_| ()) };
     assert!(shared.is_none(), "the file's pages refer to it");
     volume.fsync_blocking(file, FsyncKind::Full).unwrap();
@@ -113,14 +116,14 @@ fn whole_blocks_are_written_without_a_copy_and_the_buffer_comes_back() {
     let mut buffer = volume.buffers().take(256 * BLOCK);
     buffer.fill(2);
     let shared = buffer.share();
-    volume.write_shared(file, 0, &shared, 0..BLOCK).unwrap();
+    volume.write_shared(file, 0, &shared, 0..BLOCK, WriteTimes::Now).unwrap();
     assert!(shared.reclaim().is_some(), "nobody else refers to it");
 
     // What the caller keeps is not changed by later writes, and neither is the file by the caller.
     let mut buffer = volume.buffers().take(4 * BLOCK);
     buffer.fill(3);
     let mut shared = buffer.share();
-    volume.write_shared(file, 0, &shared, 0..4 * BLOCK).unwrap();
+    volume.write_shared(file, 0, &shared, 0..4 * BLOCK, WriteTimes::Now).unwrap();
     volume.write(file, 100, b"new").unwrap();
     assert!(shared.get_mut().is_none());
     assert_eq!(shared[..], [3; 4 * BLOCK]);
@@ -139,12 +142,12 @@ fn a_range_outside_of_the_buffer_is_refused() {
     #[allow(clippy::reversed_empty_ranges)]
     for range in [0..BLOCK + 1, 10..5] {
         assert!(matches!(
-            volume.write_shared(file, 0, &shared, range),
+            volume.write_shared(file, 0, &shared, range, WriteTimes::Now),
             Err(Error::InvalidArgument(_))
         ));
     }
     assert!(matches!(
-        volume.write_shared(volume.root(), 0, &shared, 0..BLOCK),
+        volume.write_shared(volume.root(), 0, &shared, 0..BLOCK, WriteTimes::Now),
         Err(Error::IsDirectory)
     ));
     volume.close().unwrap();

@@ -68,13 +68,17 @@ impl Contents {
     }
 
     /// Makes a range read as zeros, without changing the size; what is a whole block of it becomes
-    /// a hole.
+    /// a hole, and so does the block of the end, if the range reaches that.
     pub fn zero(&mut self, offset_bytes: u64, length_bytes: u64) {
         let end = offset_bytes.saturating_add(length_bytes);
         if offset_bytes >= end {
             return;
         }
-        let whole = offset_bytes.div_ceil(BLOCK_BYTES)..end / BLOCK_BYTES;
+        let whole_end = match end >= self.size_bytes {
+            true => end.max(self.size_bytes.next_multiple_of(BLOCK_BYTES)),
+            false => end,
+        };
+        let whole = offset_bytes.div_ceil(BLOCK_BYTES)..whole_end / BLOCK_BYTES;
         if self.allocated.iter().any(|block| whole.contains(block)) {
             Arc::make_mut(&mut self.allocated).retain(|block| !whole.contains(block));
         }
@@ -95,9 +99,10 @@ impl Contents {
         }
     }
 
-    /// Cuts the file, or extends it with zeros.
+    /// Cuts the file, or extends it with zeros. Blocks that were allocated behind the end go, also
+    /// if the length stays.
     pub fn truncate(&mut self, size_bytes: u64) {
-        if size_bytes < self.size_bytes {
+        if size_bytes <= self.size_bytes {
             self.zero(size_bytes, u64::MAX - size_bytes);
         }
         self.size_bytes = size_bytes;

@@ -269,11 +269,20 @@ impl ClientHistory {
         let Some(contents) = model.node(node).and_then(|node| node.contents()) else { return };
         let before = self.previous.entry(node).or_default();
         let file = self.files.entry(node).or_default();
+        let frees = !writes
+            && file
+                .allocated
+                .last()
+                .is_some_and(|(_, before)| before.difference(contents.allocated()).next().is_some());
         if file.sizes.last().map_or(0, |(_, size)| *size) != contents.size_bytes() {
             file.sizes.push((prefix, contents.size_bytes()));
             if !writes {
                 file.size_alone.push(prefix);
             }
+        } else if frees {
+            // With many blocks to free, the length counts at once.
+            file.sizes.push((prefix, contents.size_bytes()));
+            file.size_alone.push(prefix);
         }
         let last = file.allocated.last().map(|(_, set)| set);
         if last.map_or(!contents.allocated().is_empty(), |last| last != contents.allocated()) {

@@ -244,7 +244,10 @@ impl Model {
         effects: &mut Effects,
     ) -> Result<(), Failure> {
         let (node, size) = self.regular(target)?;
-        self.contents_mut(node, size != size_bytes, effects).truncate(size_bytes);
+        let contents = self.nodes[&node].contents().expect("checked to be regular");
+        let end = size_bytes.div_ceil(BLOCK_BYTES);
+        let frees = size == size_bytes && contents.allocated().range(end..).next().is_some();
+        self.contents_mut(node, size != size_bytes || frees, effects).truncate(size_bytes);
         self.get(node).modified_seconds = None;
         effects.truncated = (size != size_bytes).then_some(node);
         effects.gone =

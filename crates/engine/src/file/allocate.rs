@@ -8,10 +8,11 @@ use crate::file::extents::gaps;
 use crate::file::inode::Inode;
 use crate::file::offsets::{BLOCK, blocks_of, checked_end, whole_blocks_of};
 use crate::store::operation::Effort;
-use crate::types::AllocateMode;
+use crate::types::{AllocateMode, WriteTimes};
 use crate::{Error, Result};
 use cairn_format::{Extent, ExtentKind, InodeNumber};
 use cairn_space::Request;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Longest step of a copy.
@@ -27,6 +28,7 @@ impl Files {
         offset_bytes: u64,
         length_bytes: u64,
         mode: AllocateMode,
+        times: WriteTimes,
     ) -> Result<()> {
         if length_bytes == 0 {
             return Err(Error::InvalidArgument("a range of no bytes"));
@@ -36,11 +38,13 @@ impl Files {
         let inode = self.inodes.get(number);
         self.read_inode_in_use(&inode)?.expect_regular()?;
         match mode {
-            AllocateMode::Allocate { keep_size } => self.fill(&inode, offset_bytes, end, keep_size),
-            AllocateMode::PunchHole => self.punch(&inode, offset_bytes, end),
+            AllocateMode::Allocate { keep_size } => {
+                self.fill(&inode, offset_bytes..end, keep_size, times)
+            }
+            AllocateMode::PunchHole => self.punch(&inode, offset_bytes, end, times),
             AllocateMode::ZeroRange { keep_size } => {
-                self.punch(&inode, offset_bytes, end)?;
-                self.fill(&inode, offset_bytes, end, keep_size)
+                self.punch(&inode, offset_bytes, end, times)?;
+                self.fill(&inode, offset_bytes..end, keep_size, times)
             }
         }
     }
@@ -49,11 +53,11 @@ impl Files {
     fn fill(
         &self,
         inode: &Arc<Inode>,
-        offset_bytes: u64,
-        end_bytes: u64,
+        bytes: Range<u64>,
         keep_size: bool,
+        times: WriteTimes,
     ) -> Result<()> {
-        let blocks = blocks_of(offset_bytes..end_bytes);
+        let (end_bytes, blocks) = (bytes.end, blocks_of(bytes));
         let _extents = inode.extents.lock();
         self.settle_truncation(inode)?;
         let mut missing = gaps(blocks.clone(), &self.extents_in(inode.number, blocks, usize::MAX)?);
@@ -86,7 +90,9 @@ impl Files {
                 state.item.size = end_bytes;
                 state.disk_size = end_bytes;
             }
-            self.touch(&mut state);
+            if times == WriteTimes::Now {
+                self.touch(&mut state);
+            }
             operation.put_inode(inode.number, &state.loggable())?;
             let sequence = operation.log();
             state.logged(sequence);
@@ -96,8 +102,15 @@ impl Files {
         }
     }
 
-    /// Makes a range a hole.
-    fn punch(&self, inode: &Arc<Inode>, offset_bytes: u64, end_bytes: u64) -> Result<()> {
+    /// Makes a range a hole. Up to the end of the file or further, the block that holds the end goes
+    /// as well.
+    fn punch(
+        &self,
+        inode: &Arc<Inode>,
+        offset_bytes: u64,
+        end_bytes: u64,
+        times: WriteTimes,
+    ) -> Result<()> {
         let size = self.read_inode(inode)?.item.size;
         let whole = whole_blocks_of(offset_bytes..end_bytes);
         let visible_end = end_bytes.min(size.next_multiple_of(BLOCK));
@@ -115,6 +128,12 @@ impl Files {
         loop {
             let (mut operation, batch) = self.store.begin_batch(3, 0, Effort::Removal)?;
             let mut state = self.write_inode(inode)?;
+            // Under its lock the inode has no data behind its size.
+            let file_end = state.item.size.next_multiple_of(BLOCK).max(end_bytes);
+            let whole = match end_bytes >= state.item.size {
+                true => whole_blocks_of(offset_bytes..file_end),
+                false => whole.clone(),
+            };
             let mut finished = true;
             if !whole.is_empty() {
                 let gone = self.extents_in(inode.number, whole.clone(), batch)?;
@@ -131,7 +150,9 @@ impl Files {
                     state.disk_size = state.item.size;
                 }
             }
-            self.touch(&mut state);
+            if times == WriteTimes::Now {
+                self.touch(&mut state);
+            }
             operation.put_inode(inode.number, &state.loggable())?;
             let sequence = operation.log();
             state.logged(sequence);
@@ -151,6 +172,7 @@ impl Files {
         to: InodeNumber,
         to_offset: u64,
         length_bytes: u64,
+        times: WriteTimes,
     ) -> Result<u64> {
         let mut copied = 0;
         let length_bytes =
@@ -165,7 +187,7 @@ impl Files {
             if count == 0 {
                 break;
             }
-            self.write_shared(to, to_offset + copied, &buffer.share(), 0..count)?;
+            self.write_shared(to, to_offset + copied, &buffer.share(), 0..count, times)?;
             copied += count as u64;
         }
         Ok(copied)
@@ -180,6 +202,7 @@ impl Files {
         to: InodeNumber,
         to_offset: u64,
         length_bytes: u64,
+        times: WriteTimes,
     ) -> Option<Result<u64>> {
         let size = self.try_read_inode_in_use(&self.inodes.get(from))?.item.size;
         let length_bytes = length_bytes.min(size.saturating_sub(from_offset));
@@ -189,6 +212,7 @@ impl Files {
         let mut buffer = self.buffers.take(length_bytes as usize);
         let count =
             self.read_cached_into(from, from_offset, &mut buffer)?.min(length_bytes as usize);
-        Some(self.write_shared(to, to_offset, &buffer.share(), 0..count).map(|()| count as u64))
+        let written = self.write_shared(to, to_offset, &buffer.share(), 0..count, times);
+        Some(written.map(|()| count as u64))
     }
 }

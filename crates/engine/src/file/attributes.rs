@@ -2,10 +2,10 @@
 use super::Files;
 use super::inode::InodeState;
 use crate::store::operation::Effort;
-use crate::types::{AttributeChange, Attributes, TimeChange, now};
+use crate::types::{AttributeChange, Attributes, TimeChange, WriteTimes, now};
 use crate::{Error, Result};
 use cairn_environment::atomic::Ordering;
-use cairn_format::{InodeNumber, Timestamp};
+use cairn_format::{FileType, InodeNumber, Timestamp};
 
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
@@ -19,6 +19,7 @@ fn resolve(change: TimeChange) -> Timestamp {
 }
 
 fn apply(state: &mut InodeState, change: &AttributeChange) {
+    let keeps = change.times == Some(WriteTimes::Keep) && state.file_type() == FileType::Regular;
     let item = &mut state.item;
     if let Some(mode) = change.mode {
         item.mode = (item.mode & !0o7777) | (mode & 0o7777);
@@ -37,7 +38,11 @@ fn apply(state: &mut InodeState, change: &AttributeChange) {
     if let Some(time) = change.modified {
         item.modified = resolve(time);
     }
-    item.changed = change.changed.map_or_else(now, resolve);
+    item.changed = match change.changed {
+        Some(time) => resolve(time),
+        None if keeps => item.changed,
+        None => now(),
+    };
 }
 
 impl Files {
@@ -82,7 +87,7 @@ impl Files {
     ) -> Result<Attributes> {
         let inode = self.inodes.get(number);
         if let Some(size) = change.size {
-            self.set_size(&inode, size)?;
+            self.set_size(&inode, size, change.times.unwrap_or(WriteTimes::Now))?;
         }
         let rest = AttributeChange { size: None, ..*change };
         let only_size = change.size.is_some()

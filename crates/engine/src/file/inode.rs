@@ -310,6 +310,11 @@ impl InodeTable {
         self.shards.iter().map(|shard| shard.read().len()).sum()
     }
 
+    /// Number of inodes with references.
+    pub(crate) fn referenced(&self) -> usize {
+        self.references.iter().map(|shard| shard.lock().len()).sum()
+    }
+
     /// Adds a reference.
     pub(crate) fn retain(&self, number: InodeNumber) {
         *Self::shard(&self.references, number).lock().entry(number.0).or_insert(0) += 1;

@@ -14,6 +14,7 @@ use crate::file::inode::{Inode, InodeState};
 use crate::file::offsets::checked_end;
 use crate::file::orphans::orphan_key;
 use crate::store::operation::{Effort, Operation};
+use crate::types::WriteTimes;
 use crate::{Error, Result};
 use cairn_format::{
     BLOCK_SIZE, Extent, ExtentKind, FileBlock, FileType, InodeNumber, ItemKind, Key, OrphanKind,
@@ -23,29 +24,32 @@ use std::sync::Arc;
 
 impl Files {
     /// Sets the length of a file.
-    pub(crate) fn set_size(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+    pub(crate) fn set_size(&self, inode: &Arc<Inode>, size: u64, times: WriteTimes) -> Result<()> {
         checked_end(size, 0)?;
         let _extents = inode.extents.lock();
         self.read_inode_in_use(inode)?.expect_regular()?;
         self.settle_truncation(inode)?;
-        let finished = self.cut_to_size(inode, size)?;
+        let finished = self.cut_to_size(inode, size, times)?;
         if finished { Ok(()) } else { self.finish_truncation(inode) }
     }
 
     /// Step 1; whether nothing remains to be done.
-    fn cut_to_size(&self, inode: &Arc<Inode>, size: u64) -> Result<bool> {
+    fn cut_to_size(&self, inode: &Arc<Inode>, size: u64, times: WriteTimes) -> Result<bool> {
         let number = inode.number;
         let first_gone = FileBlock::round_up(size);
         // The items changed: inode, orphan, boundary (drop 2, insert 1), removed extents.
         let (mut operation, batch) = self.store.begin_batch(6, 1, Effort::Removal)?;
         let mut state = self.write_inode(inode)?;
         state.expect_regular()?;
+        // Also to the length that the file has: blocks that were allocated behind its end go.
         let shrinks = size < state.item.size;
         let mut remaining = false;
-        if shrinks {
+        if size <= state.item.size {
             // What may fail comes before what can't be taken back.
             self.extents_in(number, first_gone..FileBlock::END, batch + 1)?;
-            self.rewrite_boundary(&mut operation, number, &mut state, size)?;
+            if shrinks {
+                self.rewrite_boundary(&mut operation, number, &mut state, size)?;
+            }
             // Read again: the boundary may have been cut out of the first of them.
             let gone = self.extents_in(number, first_gone..FileBlock::END, batch + 1)?;
             self.drop_pages(&mut state, first_gone..FileBlock::END);
@@ -64,12 +68,15 @@ impl Files {
                 )?;
             }
         }
-        if size != state.item.size {
+        if size != state.item.size || remaining {
             state.item.size = size;
-            // Also where data in memory has no place yet: what sets a length counts at once.
+            // Also where data in memory has no place yet: what sets a length counts at once, and
+            // an orphan item cuts from there.
             state.disk_size = size;
         }
-        self.touch(&mut state);
+        if times == WriteTimes::Now {
+            self.touch(&mut state);
+        }
         operation.put_inode(number, &state.loggable())?;
         let sequence = operation.log();
         state.logged(sequence);

@@ -5,7 +5,7 @@
 //! 2. Reserves the space that writing the step's blocks out will take. No lock is held.
 //! 3. Copies whole blocks, or takes them from the caller's shared buffer. No lock is held.
 //! 4. Under the inode's state lock: reads what the blocks at both ends held before, if that
-//!    matters; changes the pages; keeps the space for them; notes length and times.
+//!    matters; changes the pages; keeps the space for them; notes length and times, as wanted.
 //!
 //! It joins no transaction. *A crash: nothing of it is durable before an fsync or a sweep.* Bytes
 //! of a page past the end of the file are zero, always: extending a file then shows zeros.
@@ -15,6 +15,7 @@ use super::inode::{Inode, InodeState};
 use super::offsets::{blocks_of, checked_end, part_of_block, whole_blocks_of};
 use super::pages::{Pages, is_worth_its_buffer};
 use crate::store::operation::Effort;
+use crate::types::WriteTimes;
 use crate::{Error, Result};
 use cairn_blockdev::{BlockBuffer, BlockPool, SharedBlocks};
 use cairn_format::{BLOCK_SIZE, ExtentKind, FileBlock, InodeNumber, blocks_for_bytes};
@@ -34,6 +35,7 @@ struct Content<'a> {
     bytes: &'a [u8],
     /// The buffer that holds them, if it may be kept, and where in it they begin.
     buffer: Option<(&'a SharedBlocks, usize)>,
+    times: WriteTimes,
 }
 
 impl Content<'_> {
@@ -55,8 +57,14 @@ impl Content<'_> {
 
 impl Files {
     /// Writes `data` at `offset_bytes`, into memory; the file grows when needed.
-    pub(crate) fn write(&self, number: InodeNumber, offset_bytes: u64, data: &[u8]) -> Result<()> {
-        self.write_content(number, offset_bytes, Content { bytes: data, buffer: None })
+    pub(crate) fn write(
+        &self,
+        number: InodeNumber,
+        offset_bytes: u64,
+        data: &[u8],
+        times: WriteTimes,
+    ) -> Result<()> {
+        self.write_content(number, offset_bytes, Content { bytes: data, buffer: None, times })
     }
 
     /// As [`Files::write`], with the bytes `range` of a buffer, whose whole blocks become the
@@ -67,12 +75,13 @@ impl Files {
         offset_bytes: u64,
         data: &SharedBlocks,
         range: Range<usize>,
+        times: WriteTimes,
     ) -> Result<()> {
         if range.start > range.end || range.end > data.len() {
             return Err(Error::InvalidArgument("a range outside of the buffer"));
         }
         let buffer = Some((data, range.start));
-        self.write_content(number, offset_bytes, Content { bytes: &data[range], buffer })
+        self.write_content(number, offset_bytes, Content { bytes: &data[range], buffer, times })
     }
 
     fn write_content(
@@ -148,8 +157,10 @@ impl Files {
         let grew = bytes.end > state.item.size;
         state.item.size = state.item.size.max(bytes.end);
         state.size_dirty |= state.item.size != state.disk_size;
-        state.times_dirty = true;
-        self.touch(&mut state);
+        if content.times == WriteTimes::Now {
+            state.times_dirty = true;
+            self.touch(&mut state);
+        }
         self.list_dirty(inode);
         let much = grew && state.pages.dirty() >= WRITE_BEHIND_BLOCKS;
         drop(state);

@@ -5,7 +5,8 @@ use crate::Error;
 use crate::Result;
 use crate::file::planned_read::{PlannedRead, ReadAtOnce};
 use crate::types::{
-    AllocateMode, AttributeChange, Attributes, Completion, FsyncKind, SeekTarget, XattrMode,
+    AllocateMode, AttributeChange, Attributes, Completion, FsyncKind, SeekTarget, WriteTimes,
+    XattrMode,
 };
 use cairn_blockdev::SharedBlocks;
 use cairn_format::InodeNumber;
@@ -95,7 +96,21 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::IsDirectory`], [`Error::NoSpace`], [`Error::FileTooLarge`].
     pub fn write(&self, inode: InodeNumber, offset_bytes: u64, data: &[u8]) -> Result<()> {
-        self.files().write(inode, offset_bytes, data)
+        self.files().write(inode, offset_bytes, data, WriteTimes::Now)
+    }
+
+    /// As [`Volume::write`], but the times of the file stay unless `times` says so.
+    ///
+    /// # Errors
+    /// Those of [`Volume::write`].
+    pub fn write_with(
+        &self,
+        inode: InodeNumber,
+        offset_bytes: u64,
+        data: &[u8],
+        times: WriteTimes,
+    ) -> Result<()> {
+        self.files().write(inode, offset_bytes, data, times)
     }
 
     /// Reads into `buffer` from `offset_bytes`; returns how many bytes, fewer at the end of the
@@ -112,7 +127,7 @@ impl Volume {
         self.files().read_into(inode, offset_bytes, buffer)
     }
 
-    /// As [`Volume::write`] with the bytes `range` of `data`. Whole blocks of the file that are
+    /// As [`Volume::write_with`] with the bytes `range` of `data`. Whole blocks of the file that are
     /// whole blocks of the buffer are not copied: the buffer stays in memory until they are
     /// written, or replaced.
     ///
@@ -124,8 +139,9 @@ impl Volume {
         offset_bytes: u64,
         data: &SharedBlocks,
         range: Range<usize>,
+        times: WriteTimes,
     ) -> Result<()> {
-        self.files().write_shared(inode, offset_bytes, data, range)
+        self.files().write_shared(inode, offset_bytes, data, range, times)
     }
 
     /// Allocates or frees a range of a file.
@@ -140,7 +156,22 @@ impl Volume {
         length_bytes: u64,
         mode: AllocateMode,
     ) -> Result<()> {
-        self.files().allocate(inode, offset_bytes, length_bytes, mode)
+        self.allocate_with(inode, offset_bytes, length_bytes, mode, WriteTimes::Now)
+    }
+
+    /// As [`Volume::allocate`], but the times of the file stay unless `times` says so.
+    ///
+    /// # Errors
+    /// Those of [`Volume::allocate`].
+    pub fn allocate_with(
+        &self,
+        inode: InodeNumber,
+        offset_bytes: u64,
+        length_bytes: u64,
+        mode: AllocateMode,
+        times: WriteTimes,
+    ) -> Result<()> {
+        self.files().allocate(inode, offset_bytes, length_bytes, mode, times)
     }
 
     /// The next data or hole at or after an offset.
@@ -163,7 +194,22 @@ impl Volume {
         to_offset: u64,
         length_bytes: u64,
     ) -> Result<u64> {
-        self.files().copy_range(from, from_offset, to, to_offset, length_bytes)
+        self.copy_range_with((from, from_offset), (to, to_offset), length_bytes, WriteTimes::Now)
+    }
+
+    /// As [`Volume::copy_range`], but the times of the file stay unless `times` says so. Each file
+    /// comes with an offset.
+    ///
+    /// # Errors
+    /// Those of [`Volume::copy_range`].
+    pub fn copy_range_with(
+        &self,
+        from: (InodeNumber, u64),
+        to: (InodeNumber, u64),
+        length_bytes: u64,
+        times: WriteTimes,
+    ) -> Result<u64> {
+        self.files().copy_range(from.0, from.1, to.0, to.1, length_bytes, times)
     }
 
     /// Makes an inode durable, waiting for it.
@@ -245,17 +291,16 @@ impl Volume {
         self.files().finish_read(planned, buffer)
     }
 
-    /// As [`Volume::copy_range`], if what is copied is little and in memory, and no thread changes
+    /// As [`Volume::copy_range_with`], if what is copied is little and in memory, and no thread changes
     /// the source at this moment. Otherwise `None`, and nothing has happened.
     pub fn copy_cached(
         &self,
-        from: InodeNumber,
-        from_offset: u64,
-        to: InodeNumber,
-        to_offset: u64,
+        from: (InodeNumber, u64),
+        to: (InodeNumber, u64),
         length_bytes: u64,
+        times: WriteTimes,
     ) -> Option<Result<u64>> {
-        self.files().copy_cached(from, from_offset, to, to_offset, length_bytes)
+        self.files().copy_cached(from.0, from.1, to.0, to.1, length_bytes, times)
     }
 
     /// Whether an inode is durable already, so that an fsync of it waits for nothing. False also

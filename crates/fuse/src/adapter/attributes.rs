@@ -1,5 +1,5 @@
 //! GETATTR, STATX, SETATTR, and the attributes in every other answer.
-use super::set_id::is_in_group;
+use super::set_id::{clears_bits, is_in_group};
 use super::{Answer, VolumeHandler};
 use crate::protocol::wire::{
     Attr, AttrOut, EntryOut, STATX_MASK, SetattrIn, Statx, StatxOut, StatxTime,
@@ -7,6 +7,7 @@ use crate::protocol::wire::{
 };
 use crate::protocol::{ROOT_NODE, RequestHeader};
 use cairn_engine::{AttributeChange, Attributes, FileType, InodeNumber, TimeChange, Timestamp};
+use rustix::io::Errno;
 
 /// Seconds for which names and attributes are valid: for ever, whether the kernel reads the number
 /// as signed or not.
@@ -118,19 +119,24 @@ fn time_change(
     }
 }
 
+/// Of chown(2) without an owner and without a group no more is left than a change of nothing.
+fn is_chown_of_nothing(valid: u32) -> bool {
+    let others = flag::MODE | flag::UID | flag::GID | flag::SIZE | flag::ATIME | flag::MTIME;
+    valid & others == 0
+}
+
 /// The server clears set-id bits: a change of owner clears those of everything but directories.
 fn attribute_change(set: &SetattrIn, is_directory: bool, in_group: bool) -> AttributeChange {
     let valid = set.valid;
     let given = |bit: u32, value: u32| (valid & bit != 0).then_some(value);
-    // Of chown(2) without an owner and without a group no more is left than a change of nothing.
-    let changes_nothing = valid & (flag::SIZE | flag::ATIME | flag::MTIME) == 0;
-    let is_chown = valid & (flag::UID | flag::GID) != 0 || changes_nothing;
+    let is_chown = valid & (flag::UID | flag::GID) != 0 || is_chown_of_nothing(valid);
     let changes_owner = is_chown && valid & flag::MODE == 0;
     AttributeChange {
         mode: given(flag::MODE, set.mode & 0o7777),
         uid: given(flag::UID, set.uid),
         gid: given(flag::GID, set.gid),
         size: (valid & flag::SIZE != 0).then_some(set.size),
+        times: None,
         accessed: time_change(valid, flag::ATIME, flag::ATIME_NOW, set.atime, set.atime_ns),
         modified: time_change(valid, flag::MTIME, flag::MTIME_NOW, set.mtime, set.mtime_ns),
         changed: time_change(valid, flag::CTIME, 0, set.ctime, set.ctime_ns),
@@ -164,15 +170,31 @@ impl VolumeHandler {
             || set.valid & keeps_set_id == 0;
         let (is_directory, in_group) = if concerns_set_id {
             let before = self.volume.attributes(node)?;
-            (
-                before.file_type == FileType::Directory,
-                header.uid == 0 || is_in_group(header, &before),
-            )
+            let is_directory = before.file_type == FileType::Directory;
+            let in_group = header.uid == 0 || is_in_group(header, &before);
+            let is_stranger = header.uid != 0 && header.uid != before.uid;
+            // The kernel has checked everything else. Without attributes it is either a chown(2) of
+            // nothing, which only the owner may do if it clears bits, or what comes before a write
+            // or FALLOCATE, which clear the bits themselves.
+            if is_stranger
+                && is_chown_of_nothing(set.valid)
+                && !is_directory
+                && clears_bits(before.mode, in_group)
+            {
+                // With the writeback cache the kernel owns the time of change, and sends it with a
+                // chown. Without it both look the same.
+                let is_chown = set.valid & flag::CTIME != 0;
+                return if is_chown { Err(Errno::PERM.into()) } else { Ok(attr_out(&before)) };
+            }
+            (is_directory, in_group)
         } else {
             (false, true)
         };
-        let attributes =
-            self.volume.set_attributes(node, &attribute_change(set, is_directory, in_group))?;
+        let change = AttributeChange {
+            times: Some(self.write_times()),
+            ..attribute_change(set, is_directory, in_group)
+        };
+        let attributes = self.volume.set_attributes(node, &change)?;
         self.settle_change(node)?;
         if set.valid & flag::SIZE != 0 {
             self.overdrawn.forgive(node.0);

@@ -4,7 +4,7 @@ use crate::protocol::wire::{CopyFileRangeOut, WRITE_CACHE, WRITE_KILL_SUIDGID, W
 use crate::protocol::{Operation, RequestHeader, WriteData};
 use crate::transport::{AtOnceResult, DeviceRead, Reply, TRANSFER_BYTES_MAX};
 use cairn_blockdev::SharedBlocks;
-use cairn_engine::{AllocateMode, Error, FsyncKind, InodeNumber, ReadAtOnce};
+use cairn_engine::{AllocateMode, Error, FsyncKind, InodeNumber, ReadAtOnce, WriteTimes};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::any::Any;
@@ -49,7 +49,8 @@ impl VolumeHandler {
             }
             Operation::Fallocate { offset_bytes, length_bytes, mode } => {
                 let done = allocate_mode(mode).and_then(|mode| {
-                    self.volume.allocate(node, offset_bytes, length_bytes, mode)?;
+                    let times = self.write_times();
+                    self.volume.allocate_with(node, offset_bytes, length_bytes, mode, times)?;
                     if by_root { Ok(()) } else { self.clear_set_id(header, node, &reply) }
                 });
                 answer_status(reply, done);
@@ -73,12 +74,11 @@ impl VolumeHandler {
                 };
                 match flags {
                     0 => {
-                        let copied = self.volume.copy_range(
-                            node,
-                            from_offset_bytes,
-                            to,
-                            to_offset_bytes,
+                        let copied = self.volume.copy_range_with(
+                            (node, from_offset_bytes),
+                            (to, to_offset_bytes),
                             length_bytes,
+                            self.write_times(),
                         );
                         self.answer_copy(header, to, copied, wide, reply);
                     }
@@ -139,11 +139,10 @@ impl VolumeHandler {
             } => {
                 let to = InodeNumber(to_node);
                 match self.volume.copy_cached(
-                    node,
-                    from_offset_bytes,
-                    to,
-                    to_offset_bytes,
+                    (node, from_offset_bytes),
+                    (to, to_offset_bytes),
                     length_bytes,
+                    self.write_times(),
                 ) {
                     None => return AtOnceResult::Left(reply),
                     Some(copied) => self.answer_copy(header, to, copied, wide, reply),
@@ -170,6 +169,11 @@ impl VolumeHandler {
     /// Finishes a READ whose data the device has delivered.
     pub(super) fn finish_read(&self, plan: &(dyn Any + Send), payload: &[u8]) -> Option<usize> {
         self.volume.finish_read(plan.downcast_ref()?, payload)
+    }
+
+    /// A kernel that caches writes keeps the times of regular files, and sends them by themselves.
+    pub(super) fn write_times(&self) -> WriteTimes {
+        if self.writeback { WriteTimes::Keep } else { WriteTimes::Now }
     }
 
     fn answer_copy(
@@ -213,12 +217,13 @@ impl VolumeHandler {
     ) -> Answer<WriteOut> {
         let node = InodeNumber(header.node);
         let _in_work = self.writes.begin();
+        let times = self.write_times();
         let written_bytes = match data {
             WriteData::Bytes(bytes) => {
-                self.volume.write(node, offset_bytes, bytes).map(|()| bytes.len())?
+                self.volume.write_with(node, offset_bytes, bytes, times).map(|()| bytes.len())?
             }
             WriteData::Shared { parts, length_bytes } => {
-                self.write_parts(node, offset_bytes, parts, length_bytes, flags)?
+                self.write_parts(node, offset_bytes, parts, length_bytes, (flags, times))?
             }
         };
         if flags & WRITE_KILL_SUIDGID != 0 {
@@ -234,7 +239,7 @@ impl VolumeHandler {
         offset_bytes: u64,
         parts: &[SharedBlocks],
         length_bytes: usize,
-        flags: u32,
+        (flags, times): (u32, WriteTimes),
     ) -> Answer<usize> {
         let mut written_bytes = 0;
         for part in parts {
@@ -244,6 +249,7 @@ impl VolumeHandler {
                 offset_bytes + written_bytes as u64,
                 part,
                 0..here_bytes,
+                times,
             ) {
                 Ok(()) => written_bytes += here_bytes,
                 // The kernel drops those of its own pages that were not accepted.

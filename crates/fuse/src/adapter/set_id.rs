@@ -20,6 +20,12 @@ pub fn is_in_group(header: &RequestHeader, file: &Attributes) -> bool {
     !matters || header.gid == file.gid || has_group(header.pid, file.gid)
 }
 
+/// Whether a chown by a caller who is, or is not, in the file's group clears bits of this mode.
+pub fn clears_bits(mode: u32, in_group: bool) -> bool {
+    let clears_group = mode & GROUP_EXECUTE != 0 || !in_group;
+    mode & SET_ID_BITS & !SET_GROUP_ID != 0 || mode & SET_GROUP_ID != 0 && clears_group
+}
+
 /// Whether `group` is among the thread's supplementary groups. 0 is a caller outside this process
 /// id namespace: it has none.
 fn has_group(thread: u32, group: u32) -> bool {
@@ -45,10 +51,14 @@ impl VolumeHandler {
         let file = self.volume.attributes(node)?;
         if file.mode & SET_ID_BITS != 0 {
             let not_in_group = !is_in_group(header, &file);
-            self.volume.set_attributes(
-                node,
-                &AttributeChange { clear_set_id: true, not_in_group, ..AttributeChange::default() },
-            )?;
+            let times = Some(self.write_times());
+            let change = AttributeChange {
+                clear_set_id: true,
+                not_in_group,
+                times,
+                ..AttributeChange::default()
+            };
+            self.volume.set_attributes(node, &change)?;
             reply.invalidate_attributes(node.0);
         }
         Ok(())
@@ -58,6 +68,15 @@ impl VolumeHandler {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chown_clears_what_the_kernel_would_clear() {
+        for in_group in [false, true] {
+            assert!(clears_bits(0o104_644, in_group) && clears_bits(0o102_755, in_group));
+            assert!(!clears_bits(0o100_777, in_group));
+            assert_eq!(clears_bits(0o102_644, in_group), !in_group);
+        }
+    }
 
     #[test]
     fn further_groups_are_read() {

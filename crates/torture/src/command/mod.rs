@@ -17,7 +17,7 @@ use cairn_environment::random;
 use cairn_harness::{Interrupt, console, duration};
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, Subcommand};
-use mounted::{Guest, Kill9, MOUNT_OPTIONS, Shutdown, Soak, Sync, Vm};
+use mounted::{Differ, Guest, Kill9, MOUNT_OPTIONS, Shutdown, Soak, Sync, Vm};
 use serde::Serialize;
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ use std::time::Duration;
 /// acknowledged may be lost.
 ///
 /// crash, systematic, ace, faults and fuzz run in memory and need no privileges. kill9, shutdown,
-/// sync and soak mount volumes and need /dev/fuse, as recorded does; vm needs QEMU. Every finding
+/// sync, soak and differ mount volumes and need /dev/fuse, as recorded does; vm needs QEMU. Every finding
 /// is printed with the command that repeats it. Exit code: 0 nothing was found, 1 something was
 /// found, 2 wrong usage or the run was impossible, 130 a second Ctrl-C ended the run at once.
 #[derive(clap::Args)]
@@ -49,6 +49,7 @@ enum Command {
     Shutdown(Shutdown),
     Sync(Sync),
     Soak(Soak),
+    Differ(Differ),
     Vm(Vm),
     #[command(hide = true)]
     Guest(Guest),
@@ -246,6 +247,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Command::Shutdown(shutdown) => shutdown.run(),
         Command::Sync(sync) => sync.run(),
         Command::Soak(soak) => soak.run(),
+        Command::Differ(differ) => differ.run(),
         Command::Vm(vm) => vm.run(),
         Command::Guest(guest) => Ok(guest.run()),
     }

@@ -1,7 +1,8 @@
-//! `cairn torture kill9`, `shutdown`, `sync`, `soak`, `vm`: the arguments of the runs that stop
+//! `cairn torture kill9`, `shutdown`, `sync`, `soak`, `differ`, `vm`: the arguments of the runs that stop
 //! real mounts of this program. What they do lives in [`crate::mounted`], which listens to
 //! signals itself: with something mounted, a second signal must clean up first.
 use super::{from_one, print};
+use crate::mounted::differ::run::{self as differ, DifferOptions};
 use crate::mounted::guest::{self, GuestOptions};
 use crate::mounted::load::{self, LoadOptions};
 use crate::mounted::session::{self, SessionOptions};
@@ -183,6 +184,51 @@ impl Soak {
             session: self.common.session(),
         };
         print(&soak::run(&options)?, self.common.json)
+    }
+}
+
+/// Make random system calls on a mount and on another file system, side by side: after each of them
+/// everything must be the same.
+///
+/// Results, errnos, what stat reports of every file concerned, which times changed, data, holes,
+/// directories, extended attributes, locks; by root also permissions, with three users. The volumes
+/// are mounted over both transports, with and without the writeback cache, in turns. In between the
+/// server is killed after a sync, and the volume is unmounted. A finding comes with the calls that
+/// show it, as few as possible.
+#[derive(Parser)]
+pub struct Differ {
+    /// Begin no other run after so many calls; a run has 25,000 [default: 200000, or as many as
+    /// --seconds allows].
+    #[arg(long, value_name = "N", value_parser = from_one())]
+    calls: Option<u64>,
+    /// Begin no other run after this time.
+    #[arg(long, value_name = "S", value_parser = duration::seconds, allow_negative_numbers = true)]
+    seconds: Option<Duration>,
+    /// Only the run with this number.
+    #[arg(long, value_name = "N")]
+    run: Option<u64>,
+    /// Compare with this directory's file system [default: ext4 on a loop device; without root the
+    /// file system of the work folder].
+    #[arg(long, value_name = "DIR")]
+    reference: Option<PathBuf>,
+    #[command(flatten)]
+    mounts: Mounts,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Differ {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        let options = DifferOptions {
+            calls: self.calls,
+            time: self.seconds,
+            only_run: self.run,
+            reference: self.reference.clone(),
+            mounts: self.mounts.settings(),
+            session: self.common.session(),
+        };
+        print(&differ::run(&options)?, self.common.json)
     }
 }
 

@@ -5,6 +5,7 @@
 //!
 //! - [`load`] (kill -9 and shutdowns), [`synced`], [`soak`], and [`vm`] with its [`guest`] are the
 //!   runs; a [`session`] is what they have in common: folder, progress, Ctrl-C, report.
+//! - [`differ`] compares a mount with another file system, call by call.
 //! - `server` is the mount; `stall` and `growth` look at it and at the machine.
 //! - `workers` use the mount and remember what was acknowledged (`append`, `direct`, `label`,
 //!   `overwrite`, `replace`, `reshape`, `tree`), by means of `pattern`, `possible`, `memory`,
@@ -13,6 +14,7 @@
 //!   disk when.
 mod append;
 pub mod asynchronous;
+pub mod differ;
 mod direct;
 mod growth;
 pub mod guest;

@@ -1,0 +1,240 @@
+//! A client: makes the calls of a scene on both sides, and compares after each of them.
+//!
+//! Each client is a thread of its own with a user, a umask, a current directory, a root and
+//! descriptors of its own. A scene with one client at a time repeats exactly; so do two at once,
+//! since each has its own directory.
+use super::call::{Call, Step, Target};
+use super::choose::{Chooser, Scene};
+use super::judge::{Known, Pair, Rules, compare_outcomes, first_difference, shown};
+use super::side::{CONTENT_BYTES_MAX, Facts, Outcome, Side, become_root, become_user};
+use super::system::{self, Done};
+use super::tally::Tally;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+/// Of so many calls that change content, one is followed by a comparison of it.
+const CONTENT_ONE_OF: usize = 6;
+/// What the content of a reported hole is looked at.
+const HOLE_BYTES_MAX: i64 = 64 << 10;
+
+/// Calls after which both sides were not the same.
+pub struct Difference {
+    /// The calls from the beginning of the scene; the last one showed it.
+    pub steps: Vec<Step>,
+    pub text: String,
+}
+
+impl Difference {
+    /// Whether both are probably the same finding: they differ in numbers only.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let words = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "");
+        let kind = |found: &Self| found.steps.last().map(|step| step.call.kind());
+        kind(self) == kind(other) && words(&self.text) == words(&other.text)
+    }
+}
+
+/// A scene in progress.
+struct Client<'a> {
+    sides: Pair<Side>,
+    rules: &'a Rules,
+    scene: Scene,
+    /// Inodes of the mount that had a shared mapping for writing.
+    mapped: BTreeSet<u64>,
+}
+
+fn refused(errno: i32) -> String {
+    format!("the run cannot change its directory or user: {}", shown(Err(errno)))
+}
+
+impl<'a> Client<'a> {
+    fn new(folders: &Pair<PathBuf>, scene: Scene, rules: &'a Rules) -> Result<Self, String> {
+        system::unshare_thread().map_err(refused)?;
+        let [mount, reference] = folders;
+        let confined = scene.privileged;
+        let sides = [Side::new(mount, confined)?, Side::new(reference, confined)?];
+        system::umask(0).map_err(refused)?;
+        for side in &sides {
+            side.enter().map_err(refused)?;
+            system::chmod(system::HERE, ".", scene.root_mode).map_err(refused)?;
+        }
+        system::umask(0o022).map_err(refused)?;
+        Ok(Self { sides, rules, scene, mapped: BTreeSet::new() })
+    }
+
+    fn facts(&self, side: usize, targets: &[Target]) -> Vec<Done<Facts>> {
+        targets.iter().map(|target| self.sides[side].facts(target)).collect()
+    }
+
+    /// Makes one call, and says what both sides returned.
+    fn step(&mut self, step: &Step, index: usize) -> Result<(Outcome, bool), String> {
+        let targets = step.call.targets();
+        let (mut before, mut after, mut outcomes) = (Vec::new(), Vec::new(), Vec::new());
+        let begun = system::coarse_clock();
+        for side in 0..2 {
+            self.sides[side].enter().map_err(refused)?;
+            before.push(self.facts(side, &targets));
+            if step.user > 0 {
+                become_user(step.user).map_err(refused)?;
+            }
+            outcomes.push(self.sides[side].perform(&step.call));
+            if step.user > 0 {
+                become_root().map_err(refused)?;
+            }
+            after.push(self.facts(side, &targets));
+        }
+        let [Some(first), Some(second)] = [outcomes.first(), outcomes.get(1)] else {
+            return Err("there are two sides".into());
+        };
+        let pair = [first.clone(), second.clone()];
+        let of = |list: &[Vec<Done<Facts>>], target: usize| [list[0][target], list[1][target]];
+        self.note(&step.call, &after);
+        if !self.is_tolerated(&step.call, &pair)? {
+            compare_outcomes(&pair)?;
+        }
+        for (number, target) in targets.iter().enumerate() {
+            let (old, new) = (of(&before, number), of(&after, number));
+            let mapped = [old[0], new[0]]
+                .iter()
+                .any(|facts| facts.is_ok_and(|facts| self.mapped.contains(&facts.inode)));
+            let name = |text: String| format!("{target:?}: {text}");
+            let known = Known { mapped, synced: false };
+            self.rules.compare(&old, known).map_err(|text| name(format!("before it: {text}")))?;
+            self.rules.compare(&new, known).map_err(name)?;
+            if !mapped && !self.may_keep_times(&step.call, &old) {
+                self.rules.compare_changes(begun, &old, &new).map_err(name)?;
+            }
+        }
+        if step.call.changes_content() && index % CONTENT_ONE_OF == 0 {
+            targets.iter().try_for_each(|target| self.compare_content(target))?;
+        }
+        let directory = match step.call {
+            Call::Open { slot, .. } => {
+                self.sides[0].facts(&Target::Slot(slot)).is_ok_and(|facts| facts.is(libc::S_IFDIR))
+            }
+            _ => false,
+        };
+        Ok((first.clone(), directory))
+    }
+
+    /// Remembers what permits differences later.
+    fn note(&mut self, call: &Call, after: &[Vec<Done<Facts>>]) {
+        let Some(Ok(facts)) = after[0].first() else { return };
+        if let Call::Map { for_writing: true, .. } = call {
+            self.mapped.insert(facts.inode);
+        }
+    }
+
+    /// With its writeback cache the kernel owns the times, and sees no change in a truncate(2) to the
+    /// length that the file has.
+    fn may_keep_times(&self, call: &Call, before: &Pair<Done<Facts>>) -> bool {
+        let Call::Truncate { length, .. } = call else { return false };
+        self.rules.writeback && before[0].is_ok_and(|facts| facts.size == *length)
+    }
+
+    /// Whether the outcomes may differ, and are right all the same: where a file has data, and
+    /// whether a change of the owner that changes nothing is refused.
+    fn is_tolerated(&mut self, call: &Call, outcomes: &Pair<Outcome>) -> Result<bool, String> {
+        if let Call::Owner { uid: u32::MAX, gid: u32::MAX, .. } = call {
+            let values = [outcomes[0].value, outcomes[1].value];
+            return Ok(!self.rules.writeback && values == [Ok(0), Err(libc::EPERM)]);
+        }
+        let Call::Seek { slot, offset, whence: whence @ (libc::SEEK_DATA | libc::SEEK_HOLE) } =
+            *call
+        else {
+            return Ok(false);
+        };
+        let [mount, reference] = [outcomes[0].value, outcomes[1].value];
+        let target = Target::Slot(slot);
+        let Ok(facts) = self.sides[0].facts(&target) else { return Ok(false) };
+        let depends = self.scene.preallocates || self.rules.writeback;
+        if mount == reference || !depends {
+            return Ok(false);
+        }
+        let size = facts.size;
+        let hole = match (whence, mount) {
+            (libc::SEEK_DATA, Ok(data)) => offset..data,
+            (libc::SEEK_DATA, Err(libc::ENXIO)) if offset < size => offset..size,
+            (libc::SEEK_HOLE, Ok(hole)) if hole <= size => hole..(hole + 1).min(size),
+            _ => return Ok(false),
+        };
+        let length = (hole.end - hole.start).min(HOLE_BYTES_MAX) as usize;
+        self.sides[0].enter().map_err(refused)?;
+        let content = self.sides[0].content(&target, hole.start, length);
+        if content.is_some_and(|bytes| bytes.iter().any(|byte| *byte != 0)) {
+            return Err(format!("reports a hole at {hole:?}, where there is data"));
+        }
+        // Where the descriptor stands now is different, too.
+        for side in &mut self.sides {
+            side.perform(&Call::Seek { slot, offset: 0, whence: libc::SEEK_SET });
+        }
+        Ok(true)
+    }
+
+    fn compare_content(&mut self, target: &Target) -> Result<(), String> {
+        let facts = self.sides[0].facts(target);
+        let Some(facts) = facts.ok().filter(|facts| facts.is(libc::S_IFREG)) else { return Ok(()) };
+        let end = facts.size.max(0) as usize;
+        let tail = end.saturating_sub(CONTENT_BYTES_MAX / 4).max(CONTENT_BYTES_MAX.min(end));
+        for range in [0..end.min(CONTENT_BYTES_MAX), tail..end] {
+            let mut read = Vec::new();
+            for side in &mut self.sides {
+                side.enter().map_err(refused)?;
+                read.push(side.content(target, range.start as i64, range.len()));
+            }
+            if read[0] != read[1] {
+                let [mount, reference] = [0, 1].map(|side| read[side].clone().unwrap_or_default());
+                let text = first_difference(&mount, &reference);
+                return Err(format!("{target:?}: content from {}: {text}", range.start));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs a scene of `calls` calls.
+///
+/// # Errors
+/// Steps and a difference.
+pub fn run_scene(
+    folders: &Pair<PathBuf>,
+    scene: Scene,
+    calls: usize,
+    rules: &Rules,
+) -> Result<Tally, Difference> {
+    let (mut steps, mut tally) = (Vec::new(), Tally::default());
+    let mut client = Client::new(folders, scene, rules)
+        .map_err(|text| Difference { steps: Vec::new(), text })?;
+    let mut chooser = Chooser::new(scene);
+    while tally.calls() < calls as u64 {
+        let step = chooser.next();
+        steps.push(step);
+        let index = steps.len() - 1;
+        match client.step(&steps[index], index) {
+            Ok((outcome, directory)) => {
+                let call = &steps[index].call;
+                chooser.learn(call, &outcome, directory);
+                tally.count(call.kind(), outcome.value);
+            }
+            Err(text) => return Err(Difference { steps, text }),
+        }
+    }
+    Ok(tally)
+}
+
+/// Makes these calls in new directories; the difference that they show, if they do.
+pub fn repeat(
+    folders: &Pair<PathBuf>,
+    scene: Scene,
+    steps: &[Step],
+    rules: &Rules,
+) -> Option<Difference> {
+    let mut client = Client::new(folders, scene, rules).ok()?;
+    let last = steps.len().checked_sub(1)?;
+    steps.iter().enumerate().find_map(|(index, step)| {
+        // The content of the last one decides.
+        let index = if index == last { 0 } else { index };
+        let text = client.step(step, index).err()?;
+        let end = if index == 0 { last } else { index };
+        Some(Difference { steps: steps[..=end].to_vec(), text })
+    })
+}
