@@ -206,6 +206,9 @@ impl VolumeHandler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cairn_blockdev::MemoryDevice;
+    use cairn_engine::{NewInode, Volume, VolumeOptions, mkfs};
+    use std::sync::Arc;
 
     #[test]
     fn a_chown_of_nothing_clears_set_id_bits() {
@@ -216,6 +219,51 @@ mod tests {
         assert!(clears(0, false) && clears(flag::CTIME, false) && clears(flag::UID, false));
         assert!(!clears(0, true) && !clears(flag::MODE, false) && !clears(flag::SIZE, false));
         assert!(!clears(flag::MTIME | flag::CTIME, false));
+    }
+
+    /// A handler, and a file of user 7 with this mode.
+    fn handler_with_file(writeback: bool, mode: u32) -> (VolumeHandler, InodeNumber) {
+        let device = Arc::new(MemoryDevice::new(32 << 20));
+        mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+        let volume = Volume::open(device, VolumeOptions::default()).unwrap();
+        let file_type = FileType::Regular;
+        let new = NewInode { file_type, mode, uid: 7, gid: 70, device: 0, target: None };
+        let file = volume.create(volume.root(), b"file", &new).unwrap().inode;
+        (VolumeHandler::new(volume, writeback), file)
+    }
+
+    fn header(node: InodeNumber, uid: u32) -> RequestHeader {
+        RequestHeader { unique: 1, opcode: 4, node: node.0, uid, gid: 70, pid: 0 }
+    }
+
+    #[test]
+    fn a_stranger_clears_no_set_id_bits() {
+        let (handler, file) = handler_with_file(true, 0o6755);
+        let set = |uid: u32, valid: u32| {
+            let header = header(file, uid);
+            let answer =
+                handler.set_attributes(&header, &SetattrIn { valid, ..SetattrIn::default() });
+            answer.map(|out| out.attr.mode & 0o7777).map_err(|failure| failure.errno())
+        };
+        let before = handler.volume.attributes(file).unwrap().changed;
+        // A chown of nothing, and what comes before a write.
+        assert_eq!(set(8, flag::CTIME), Err(Errno::PERM));
+        assert_eq!(set(8, 0), Ok(0o6755));
+        assert_eq!(handler.volume.attributes(file).unwrap().changed, before);
+        assert_eq!(set(7, 0), Ok(0o755));
+        assert_eq!(set(8, flag::CTIME), Ok(0o755));
+    }
+
+    #[test]
+    fn the_kernel_that_caches_writes_owns_the_times() {
+        for writeback in [false, true] {
+            let (handler, file) = handler_with_file(writeback, 0o6755);
+            let changed = || handler.volume.attributes(file).unwrap().changed;
+            let before = changed();
+            let header = header(file, 7);
+            handler.set_attributes(&header, &SetattrIn::default()).unwrap();
+            assert_eq!(changed() == before, writeback);
+        }
     }
 
     #[test]
