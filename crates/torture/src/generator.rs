@@ -40,7 +40,7 @@ pub struct Profile {
 impl Profile {
     /// For tests without crashes.
     pub const PLAIN: Profile = Profile {
-        file_bytes_max: 1 << 20,
+        file_bytes_max: 3 << 20,
         durability_interval: 40,
         extremes: true,
         crashes: false,
@@ -291,6 +291,11 @@ impl Generator {
             _ => {
                 let to = self.target(model, Want::Regular);
                 let to_offset_bytes = self.offset(Self::size_of(model, &to));
+                // A long copy takes several steps.
+                let length_bytes = match self.random.below(3) {
+                    0 => self.random.below(self.profile.file_bytes_max),
+                    _ => length_bytes,
+                };
                 Operation::CopyRange {
                     from: target,
                     from_offset_bytes: offset_bytes,

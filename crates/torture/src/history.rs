@@ -270,10 +270,9 @@ impl ClientHistory {
         let before = self.previous.entry(node).or_default();
         let file = self.files.entry(node).or_default();
         let frees = !writes
-            && file
-                .allocated
-                .last()
-                .is_some_and(|(_, before)| before.difference(contents.allocated()).next().is_some());
+            && file.allocated.last().is_some_and(|(_, before)| {
+                before.difference(contents.allocated()).next().is_some()
+            });
         if file.sizes.last().map_or(0, |(_, size)| *size) != contents.size_bytes() {
             file.sizes.push((prefix, contents.size_bytes()));
             if !writes {

@@ -151,7 +151,7 @@ impl BlockDevice for FailsOnce<'_> {
         }
         self.device.read(offset_bytes, buffer)
     }
-    forward_to_device!(self => self.device; write, write_set, flush, discard, length_bytes);
+    forward_to_device!(self => self.device; write, write_set, flush, discard, length_bytes, flush_time);
 }
 
 #[test]
