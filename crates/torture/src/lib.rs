@@ -36,6 +36,7 @@ pub mod lying;
 pub mod medium;
 pub mod model;
 mod model_apply;
+mod mount_calls;
 #[cfg(not(feature = "shuttle"))]
 pub mod mounted;
 pub mod operation;

@@ -5,6 +5,7 @@
 use crate::contents::pattern;
 use crate::found::Times;
 use crate::model::{Failure, Layout, Outcome, SHARED_NAME, Value, own_name};
+use crate::mount_calls;
 use crate::operation::{
     self, Allocate, Base, Name, Operation, Path, Rename, Special, Target, XattrSet, names_in_one,
     symlink_target, xattr_name,
@@ -297,11 +298,11 @@ impl Runner {
     }
 
     /// The client's names in a directory. Each part begins at the cookie of the one before.
-    fn list(&self, directory: InodeNumber, at_a_time: u8) -> Result<Value, Error> {
+    fn list(&self, way: usize, directory: InodeNumber, at_a_time: u8) -> Result<Value, Error> {
         let (mut names, mut cookie) = (Vec::new(), 0);
         loop {
             let mut left = at_a_time;
-            self.volume.read_directory(directory, cookie, &mut |item| {
+            mount_calls::read_directory(&self.volume, way, directory, cookie, &mut |item| {
                 let takes = left > 0;
                 if takes {
                     left -= 1;
@@ -323,11 +324,8 @@ impl Runner {
         match operation {
             Operation::Write { target, offset_bytes, length_bytes, tag } => {
                 let held = self.target(target)?;
-                nothing(volume.write(
-                    held.inode,
-                    *offset_bytes,
-                    &pattern(*tag, *offset_bytes, *length_bytes),
-                ))
+                let bytes = pattern(*tag, *offset_bytes, *length_bytes);
+                nothing(mount_calls::write(volume, index, held.inode, *offset_bytes, &bytes))
             }
             Operation::Scatter { target, pieces, tag } => {
                 let held = self.target(target)?;
@@ -344,14 +342,14 @@ impl Runner {
             }
             Operation::List { directory, at_a_time } => {
                 let held = self.resolve(directory)?;
-                self.list(held.inode, *at_a_time).map_err(|error| failure(&error))
+                self.list(index, held.inode, *at_a_time).map_err(|error| failure(&error))
             }
             Operation::Read { target, offset_bytes, length_bytes } => {
                 let held = self.target(target)?;
-                let mut bytes = Vec::new();
-                let result =
-                    volume.read(held.inode, *offset_bytes, *length_bytes as usize, &mut bytes);
-                result.map(|()| Value::Bytes(bytes)).map_err(|error| failure(&error))
+                let length_bytes = *length_bytes as usize;
+                mount_calls::read(volume, index, held.inode, *offset_bytes, length_bytes)
+                    .map(Value::Bytes)
+                    .map_err(|error| failure(&error))
             }
             Operation::Allocate { target, offset_bytes, length_bytes, mode } => {
                 let held = self.target(target)?;
@@ -366,11 +364,11 @@ impl Runner {
             }
             Operation::CopyRange { from, from_offset_bytes, to, to_offset_bytes, length_bytes } => {
                 let (source, target) = (self.target(from)?, self.target(to)?);
-                let copied = volume.copy_range(
-                    source.inode,
-                    *from_offset_bytes,
-                    target.inode,
-                    *to_offset_bytes,
+                let copied = mount_calls::copy_range(
+                    volume,
+                    index,
+                    (source.inode, *from_offset_bytes),
+                    (target.inode, *to_offset_bytes),
                     *length_bytes,
                 );
                 copied.map(Value::Count).map_err(|error| failure(&error))
@@ -389,7 +387,7 @@ impl Runner {
                         }
                         Ok(Value::Nothing)
                     }
-                    _ => nothing(volume.fsync_blocking(held.inode, kind)),
+                    _ => nothing(mount_calls::fsync(volume, index, held.inode, kind)),
                 }
             }
             other => self.perform_on_attributes(other),
