@@ -5,7 +5,9 @@
 //! A client takes one of the ways for each operation, by its index, so a repetition takes the same.
 //! Lock discipline: takes no lock.
 use cairn_blockdev::{AlignedBuffer, BlockPool};
-use cairn_engine::{Attributes, DirectoryItem, Error, FsyncKind, InodeNumber, ReadAtOnce, Volume};
+use cairn_engine::{
+    Attributes, DirectoryItem, Error, FsyncKind, InodeNumber, ReadAtOnce, Volume, WriteTimes,
+};
 
 const BLOCK_BYTES: usize = 4096;
 
@@ -72,24 +74,22 @@ pub(crate) fn write(
     let range = before..before + bytes.len();
     let mut buffer = BlockPool::new(0).take(range.end);
     buffer[range.clone()].copy_from_slice(bytes);
-    volume.write_shared(inode, offset_bytes, &buffer.share(), range)
+    volume.write_shared(inode, offset_bytes, &buffer.share(), range, WriteTimes::Now)
 }
 
 /// Copies like [`Volume::copy_range`].
 pub(crate) fn copy_range(
     volume: &Volume,
     way: usize,
-    (from, from_offset_bytes): (InodeNumber, u64),
-    (to, to_offset_bytes): (InodeNumber, u64),
+    from: (InodeNumber, u64),
+    to: (InodeNumber, u64),
     length_bytes: u64,
 ) -> Result<u64, Error> {
     let at_once = match way % 2 {
         0 => None,
-        _ => volume.copy_cached(from, from_offset_bytes, to, to_offset_bytes, length_bytes),
+        _ => volume.copy_cached(from, to, length_bytes, WriteTimes::Now),
     };
-    at_once.unwrap_or_else(|| {
-        volume.copy_range(from, from_offset_bytes, to, to_offset_bytes, length_bytes)
-    })
+    at_once.unwrap_or_else(|| volume.copy_range(from.0, from.1, to.0, to.1, length_bytes))
 }
 
 /// Makes an inode durable like [`Volume::fsync_blocking`].

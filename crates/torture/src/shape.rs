@@ -15,6 +15,7 @@ use cairn_engine::mkfs::mkfs;
 use cairn_engine::{AllocateMode, Error, FlushPolicy, FsyncWait, Volume, VolumeOptions};
 use cairn_environment::atomic::AtomicU64;
 use cairn_environment::random::Seeded;
+use cairn_format::{BLOCK_SIZE, Geometry, Superblock};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,18 +57,21 @@ struct Room {
     bytes: u64,
     /// Length of its pieces; the whole, if it is in one piece.
     piece_bytes: u64,
+    /// It is on both sides of a boundary between two block groups, if there is one.
+    at_boundary: bool,
 }
 
 impl Room {
     fn random(random: &mut Seeded) -> Self {
         let bytes = [0, 256 << 10, MIB, 3 * MIB][random.below(4) as usize];
         let piece_bytes = [4 << 10, 20 << 10, 256 << 10, bytes][random.below(4) as usize];
-        Self { bytes, piece_bytes: piece_bytes.max(4 << 10) }
+        let at_boundary = random.chance(1, 3);
+        Self { bytes, piece_bytes: piece_bytes.max(4 << 10), at_boundary }
     }
 
     /// Makes a file without a length that holds all other space, so that nobody has to read it. It
-    /// belongs to no client.
-    fn leave(self, volume: &Volume) -> Result<(), Error> {
+    /// belongs to no client, and lies behind `first_block` of the volume, nearly in one piece.
+    fn leave(self, volume: &Volume, first_block: u64) -> Result<(), Error> {
         let file = volume.create(volume.root(), FILLER_NAME, &NEW_FILE)?.inode;
         let mut end = 0;
         let mut step = volume.space().total_blocks * BLOCK_BYTES;
@@ -81,7 +85,13 @@ impl Room {
         }
         // Away from the end, so that there is something behind each piece.
         let mut left = self.bytes;
+        let boundary = (Geometry::GROUP_BLOCKS - first_block) * BLOCK_BYTES;
         let mut piece = 0;
+        if self.at_boundary && boundary + self.bytes < end {
+            // Many pieces take twice their length, with what is between them.
+            let before = if self.piece_bytes < self.bytes { self.bytes } else { self.bytes / 2 };
+            piece = boundary - before;
+        }
         while left > 0 && piece + self.piece_bytes <= end {
             volume.allocate(file, piece, self.piece_bytes, AllocateMode::PunchHole)?;
             left = left.saturating_sub(self.piece_bytes);
@@ -192,6 +202,15 @@ pub(crate) struct Recorded {
     pub(crate) is_late: bool,
 }
 
+/// The first block of a new volume that may hold anything.
+fn first_allocatable(device: &dyn BlockDevice) -> Result<u64, String> {
+    let slot = Geometry::SUPERBLOCKS[0];
+    let mut bytes = vec![0; BLOCK_SIZE];
+    device.read(slot.offset_bytes(), &mut bytes).map_err(|error| error.to_string())?;
+    let superblock = Superblock::decode(&bytes, slot).map_err(|error| error.to_string())?;
+    Ok(superblock.geometry.allocatable().start.0)
+}
+
 /// Reads all of a volume that is mounted read-only: nothing may be written.
 fn only_read(
     device: &SimulatedDevice,
@@ -229,10 +248,11 @@ pub(crate) fn record(
     let open = || {
         Volume::open(way.open(false)?, shape.options()).map_err(|error| format!("open: {error}"))
     };
+    let first_block = first_allocatable(&*way.open(true)?)?;
     let volume = open()?;
     make_bases(&volume, shape.clients).map_err(|error| format!("making the bases: {error}"))?;
     if let Some(room) = shape.room {
-        room.leave(&volume).map_err(|error| format!("filling the volume: {error}"))?;
+        room.leave(&volume, first_block).map_err(|error| format!("filling the volume: {error}"))?;
     }
     volume.close().map_err(|error| format!("closing the empty volume: {error}"))?;
     drop(volume);
