@@ -99,15 +99,9 @@ pub(crate) fn walk(reader: &Reader<'_>, superblock: &Superblock) -> Chain {
         let step = match next_checkpoint(
             reader,
             superblock,
-            block,
+            (block, Some(sequence)),
             reader.geometry.log_blocks - chain.blocks,
         ) {
-            ChainStep::Link(checkpoint) if checkpoint.header.sequence != sequence => {
-                ChainStep::End(format!(
-                    "sequence {} instead of {sequence}",
-                    checkpoint.header.sequence
-                ))
-            }
             ChainStep::Link(checkpoint) if checkpoint.header.superblock > superblock.generation => {
                 chain.proof = Some(checkpoint.header);
                 ChainStep::End("a superblock is missing".into())
@@ -155,21 +149,24 @@ pub(crate) fn walk(reader: &Reader<'_>, superblock: &Superblock) -> Chain {
     }
 }
 
-/// The checkpoint at `ring_block`, if it is valid, of this mount, and at most `room` blocks long.
+/// The checkpoint at a block of the ring, if it is valid, of this mount, of this sequence, if one
+/// is given, and at most `room` blocks long. Copies may differ: one may hold a checkpoint of an
+/// earlier round through the ring there.
 fn next_checkpoint(
     reader: &Reader<'_>,
     superblock: &Superblock,
-    ring_block: u64,
+    (ring_block, sequence): (u64, Option<u64>),
     room: u64,
 ) -> ChainStep {
-    let first = next_in_copy(reader, None, superblock, ring_block, room);
+    let wanted = (ring_block, sequence);
+    let first = next_in_copy(reader, None, superblock, wanted, room);
     let copies = reader.device.copies();
     if copies == 1 || matches!(first, ChainStep::Link(_)) {
         return first;
     }
     for copy in 0..copies {
         if let ChainStep::Link(checkpoint) =
-            next_in_copy(reader, Some(copy), superblock, ring_block, room)
+            next_in_copy(reader, Some(copy), superblock, wanted, room)
         {
             if let Ok(bytes) = read_ring(reader, Some(copy), ring_block, checkpoint.blocks()) {
                 repair_ring(reader, ring_block, &bytes);
@@ -184,7 +181,7 @@ fn next_in_copy(
     reader: &Reader<'_>,
     copy: Option<usize>,
     superblock: &Superblock,
-    ring_block: u64,
+    (ring_block, sequence): (u64, Option<u64>),
     room: u64,
 ) -> ChainStep {
     if room == 0 {
@@ -208,7 +205,13 @@ fn next_in_copy(
         Ok(checkpoint) if checkpoint.header.log_epoch != superblock.log_epoch => ChainStep::End(
             format!("epoch {} instead of {}", checkpoint.header.log_epoch, superblock.log_epoch),
         ),
-        Ok(checkpoint) => ChainStep::Link(checkpoint),
+        Ok(checkpoint) => match sequence {
+            Some(wanted) if wanted != checkpoint.header.sequence => ChainStep::End(format!(
+                "sequence {} instead of {wanted}",
+                checkpoint.header.sequence
+            )),
+            _ => ChainStep::Link(checkpoint),
+        },
         Err(error) => ChainStep::End(error.problem),
     }
 }
@@ -292,7 +295,7 @@ fn later_checkpoint(
                 continue;
             }
             if let ChainStep::Link(checkpoint) =
-                next_checkpoint(reader, superblock, ring_block, room)
+                next_checkpoint(reader, superblock, (ring_block, None), room)
             {
                 let header = checkpoint.header;
                 let is_proof = header.flushed_sequence >= chain.end_sequence
@@ -327,7 +330,8 @@ pub(crate) fn read_link(reader: &Reader<'_>, link: &ChainLink) -> Result<Checkpo
     let changed = || FsckError::Changed { block: reader.geometry.log().start.0 + link.ring_block };
     let read = |copy| {
         let bytes = read_ring(reader, copy, link.ring_block, link.blocks).ok()?;
-        Checkpoint::decode(bytes, reader.volume, link.ring_block).ok()
+        let checkpoint = Checkpoint::decode(bytes, reader.volume, link.ring_block).ok()?;
+        (checkpoint.header == link.header).then_some(checkpoint)
     };
     read(None)
         .or_else(|| (0..reader.device.copies()).find_map(|copy| read(Some(copy))))

@@ -12,6 +12,9 @@ use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
 use cairn_format::{Geometry, Superblock};
 use cairn_fsck::{CheckOptions, check};
+use cairn_torture::files::mkfs_options;
+use cairn_torture::found::Found;
+use cairn_torture::second_reader;
 use cairn_torture::survivors::{ALL_SETS_UP_TO, sets};
 use cairn_torture::{number_from_environment, seed_from_environment};
 use std::collections::{BTreeMap, BTreeSet};
@@ -508,4 +511,63 @@ fn single_bits_that_rot_lose_nothing() {
         mended += device.health().unwrap().members[0].rewritten_blocks;
     }
     assert!(mended > 0, "no bit mattered");
+}
+
+/// Two copies, of which the first one is read unless another one is asked for; a repair does
+/// nothing, as where a mirror is opened for reading.
+struct TwoCopies([Disk; 2]);
+
+impl BlockDevice for TwoCopies {
+    fn copies(&self) -> usize {
+        2
+    }
+    fn read_copy(&self, copy: usize, offset: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.0[copy].read(offset, buffer)
+    }
+    forward_to_device!(self => self.0[0]; read, write, write_set, flush, discard, length_bytes, flush_time);
+}
+
+/// The newest checkpoint is in one copy only; where it stands the other one has a valid checkpoint
+/// of an earlier round through the ring.
+#[test]
+fn a_checkpoint_of_an_earlier_round_does_not_hide_the_newest() {
+    let device = Arc::new(SimulatedDevice::new(MEMBER_BYTES));
+    mkfs::mkfs(&*device, &mkfs_options(1 << 20)).expect("a new volume");
+    let options = || VolumeOptions { background: false, ..VolumeOptions::default() };
+    let open = |device: Arc<dyn BlockDevice>, read_only| {
+        Volume::open(device, VolumeOptions { read_only, ..options() }).expect("it opens")
+    };
+    let volume = open(device.clone(), false);
+    let file = volume.create(volume.root(), b"file", &FILE).expect("space").inode;
+    let generation = |device: &Disk| {
+        let (slot, mut bytes) = (Geometry::SUPERBLOCKS, vec![0; 4096]);
+        slot.map(|slot| {
+            device.read(slot.offset_bytes(), &mut bytes).expect("it is healthy");
+            Superblock::decode(&bytes, slot).map_or(0, |superblock| superblock.generation.0)
+        })
+    };
+    let mut tried = 0;
+    for round in 0..600_u32 {
+        let before = Arc::new(device.snapshot());
+        volume.write(file, 0, &round.to_le_bytes()).expect("space");
+        volume.fsync_blocking(file, FsyncKind::Full).expect("it is healthy");
+        let after = Arc::new(device.snapshot());
+        // The ring has 256 blocks, and an fsync takes one; commits come in between.
+        if round < 300 || round % 10 != 0 || generation(&before) != generation(&after) {
+            continue;
+        }
+        tried += 1;
+        let copies = Arc::new(TwoCopies([before, after]));
+        let report = check(&*copies, &CheckOptions { data: true, repair: false }, &mut |_| {});
+        let report = report.expect("it can be checked");
+        assert_eq!(report.errors, 0, "{report}");
+        let seen = open(copies.clone(), true);
+        let mut bytes = Vec::new();
+        seen.read(file, 0, 4, &mut bytes).expect("it is healthy");
+        assert_eq!(bytes, round.to_le_bytes(), "the newest checkpoint does not count");
+        let found = Found::read(&seen).expect("it is healthy");
+        second_reader::compare(&*copies, &seen, &found).unwrap_or_else(|error| panic!("{error}"));
+    }
+    assert!(tried > 10, "only {tried} rounds without a commit");
+    volume.close().expect("it closes");
 }

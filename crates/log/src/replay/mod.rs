@@ -286,10 +286,19 @@ impl<'d> Replay<'d> {
         checkpoint.header.generation > self.superblock_generation
     }
 
+    /// Reads a checkpoint of the chain once more. Copies may differ: another one may hold a valid
+    /// checkpoint of an earlier round through the ring there.
     fn read_again(&self, found: &ReplayedCheckpoint) -> Result<Checkpoint, ReplayError> {
-        let read = self
-            .ring
-            .in_any_copy(|reader| reader.read_checkpoint(found.ring_block, found.blocks))?;
+        let another = || {
+            let block = BlockNumber(found.ring_block);
+            FormatError::new(Structure::Checkpoint, block, "it is not the one that was found")
+        };
+        let read = self.ring.in_any_copy(|reader| {
+            let read = reader.read_checkpoint(found.ring_block, found.blocks)?;
+            Ok(read.and_then(|checkpoint| {
+                if checkpoint.header == found.header { Ok(checkpoint) } else { Err(another()) }
+            }))
+        })?;
         Ok(read.map(|(checkpoint, _)| checkpoint)?)
     }
 
