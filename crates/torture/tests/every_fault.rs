@@ -1,6 +1,6 @@
-//! Every write, flush and discard of a run fails in turn, once, twice, at its place for ever, or all
-//! of them from then on, with EIO or with ENOSPC. Whatever it was: it is reported, nothing wrong is read, nothing is acknowledged that is
-//! not durable, and the volume stops where it must.
+//! Every write, flush and discard of a run fails in turn, once, twice, at its place for ever, or
+//! all of them from then on, with EIO or with ENOSPC. Whatever it was: it is reported, nothing
+//! wrong is read, nothing is acknowledged that is not durable, and the volume stops where it must.
 //!
 //! Several files are written and fsynced at the same time, so that their data travels with groups;
 //! writes of a set complete in an order of their own. Which request is the n-th differs a little

@@ -102,8 +102,8 @@ impl Files {
         }
     }
 
-    /// Makes a range a hole. Up to the end of the file or further, the block that holds the end goes
-    /// as well.
+    /// Makes a range a hole. Up to the end of the file or further, the block that holds the end
+    /// goes as well.
     fn punch(
         &self,
         inode: &Arc<Inode>,

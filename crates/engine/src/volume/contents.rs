@@ -127,8 +127,8 @@ impl Volume {
         self.files().read_into(inode, offset_bytes, buffer)
     }
 
-    /// As [`Volume::write_with`] with the bytes `range` of `data`. Whole blocks of the file that are
-    /// whole blocks of the buffer are not copied: the buffer stays in memory until they are
+    /// As [`Volume::write_with`] with the bytes `range` of `data`. Whole blocks of the file that
+    /// are whole blocks of the buffer are not copied: the buffer stays in memory until they are
     /// written, or replaced.
     ///
     /// # Errors
@@ -291,8 +291,8 @@ impl Volume {
         self.files().finish_read(planned, buffer)
     }
 
-    /// As [`Volume::copy_range_with`], if what is copied is little and in memory, and no thread changes
-    /// the source at this moment. Otherwise `None`, and nothing has happened.
+    /// As [`Volume::copy_range_with`], if what is copied is little and in memory, and no thread
+    /// changes the source at this moment. Otherwise `None`, and nothing has happened.
     pub fn copy_cached(
         &self,
         from: (InodeNumber, u64),

@@ -28,9 +28,9 @@ use std::time::Duration;
 /// acknowledged may be lost.
 ///
 /// crash, systematic, ace, faults and fuzz run in memory and need no privileges. kill9, shutdown,
-/// sync, soak and differ mount volumes and need /dev/fuse, as recorded does; vm needs QEMU. Every finding
-/// is printed with the command that repeats it. Exit code: 0 nothing was found, 1 something was
-/// found, 2 wrong usage or the run was impossible, 130 a second Ctrl-C ended the run at once.
+/// sync, soak and differ mount volumes and need /dev/fuse, as recorded does; vm needs QEMU. Every
+/// finding is printed with the command that repeats it. Exit code: 0 nothing was found, 1 something
+/// was found, 2 wrong usage or the run was impossible, 130 a second Ctrl-C ended the run at once.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]

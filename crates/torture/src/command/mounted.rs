@@ -1,6 +1,6 @@
-//! `cairn torture kill9`, `shutdown`, `sync`, `soak`, `differ`, `vm`: the arguments of the runs that stop
-//! real mounts of this program. What they do lives in [`crate::mounted`], which listens to
-//! signals itself: with something mounted, a second signal must clean up first.
+//! `cairn torture kill9`, `shutdown`, `sync`, `soak`, `differ`, `vm`: the arguments of the runs
+//! that stop real mounts of this program. What they do lives in [`crate::mounted`], which listens
+//! to signals itself: with something mounted, a second signal must clean up first.
 use super::{from_one, print};
 use crate::mounted::differ::run::{self as differ, DifferOptions};
 use crate::mounted::guest::{self, GuestOptions};

@@ -124,9 +124,9 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// With its writeback cache the kernel owns the times, and sees no change in a truncate(2) to the
-    /// length that the file has. An extended attribute may get the value that it has: ext4 sees no
-    /// change in that.
+    /// With its writeback cache the kernel owns the times, and sees no change in a truncate(2) to
+    /// the length that the file has. An extended attribute may get the value that it has: ext4 sees
+    /// no change in that.
     fn may_keep_times(&self, call: &Call, before: &Pair<Done<Facts>>) -> bool {
         match call {
             Call::Truncate { length, .. } => {

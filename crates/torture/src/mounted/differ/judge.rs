@@ -5,10 +5,10 @@
 //! call changed. A time that utimensat(2) set is equal to the nanosecond; every other one is the
 //! present. What may differ:
 //!
-//! - the size of a directory, and blocks within [`BLOCKS_MORE_MAX`] and [`BLOCKS_LESS_MAX`]; a file whose data the kernel
-//!   may still hold has any number of them;
-//! - times of a file that the kernel keeps (writeback=on) are those of its coarse clock: a change in
-//!   the same tick leaves them alone, and they may be older than one that the server has set;
+//! - the size of a directory, and blocks within [`BLOCKS_MORE_MAX`] and [`BLOCKS_LESS_MAX`]; a file
+//!   whose data the kernel may still hold has any number of them;
+//! - times of a file that the kernel keeps (writeback=on) are those of its coarse clock: a change
+//!   in the same tick leaves them alone, and they may be older than one that the server has set;
 //! - times of a named pipe, which the kernel updates at reads and writes, but not for FUSE;
 //! - times of a file with a shared mapping for writing: the kernel sends its pages when it likes.
 use super::side::{Facts, Outcome, name_of_errno};
