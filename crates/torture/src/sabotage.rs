@@ -67,8 +67,10 @@ pub enum Sabotage {
 impl Sabotage {
     /// Whether the clients perform `operation`.
     pub(crate) fn performs(self, operation: &Operation) -> bool {
-        let is_durability =
-            matches!(operation, Operation::Fsync { .. } | Operation::Sync | Operation::Commit);
+        let is_durability = matches!(
+            operation,
+            Operation::Fsync { .. } | Operation::Sync | Operation::Commit | Operation::Trim
+        );
         self != Self::ClientsNeverSync || !is_durability
     }
 

@@ -29,10 +29,10 @@ impl Files {
             || (kind == FsyncKind::Full && state.times_dirty)
             || state.truncated_from.is_some();
         let to_write = !state.pages.is_empty() || !state.flights.is_empty();
-        !to_log
-            && !to_write
-            && self.store.check_alive().is_ok()
-            && self.store.log.durable() >= state.last
+        let last = state.last;
+        // Why a volume has failed is behind a lock that comes before the inode's.
+        drop(state);
+        !to_log && !to_write && self.store.check_alive().is_ok() && self.store.log.durable() >= last
     }
 
     /// Whether an fsync has little to prepare: its data goes with the group, and no thread works

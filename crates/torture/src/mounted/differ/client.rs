@@ -104,7 +104,7 @@ impl<'a> Client<'a> {
                 self.rules.compare_changes(begun, &old, &new).map_err(name)?;
             }
         }
-        if step.call.changes_content() && index % CONTENT_ONE_OF == 0 {
+        if step.call.changes_content() && index.is_multiple_of(CONTENT_ONE_OF) {
             targets.iter().try_for_each(|target| self.compare_content(target))?;
         }
         let directory = match step.call {

@@ -177,7 +177,7 @@ impl Rules {
         }
         // The kernel takes them from its coarse clock, the server did so before from a fine one.
         let coarse = self.writeback && mount.is(libc::S_IFREG);
-        for time in usize::from(!self.access_times)..3 {
+        for (time, name) in TIME_NAMES.iter().enumerate().skip(usize::from(!self.access_times)) {
             let [old, new] = [mount_before.times[time], mount.times[time]];
             let changed = [old != new, reference_before.times[time] != reference.times[time]];
             let is_young = |time| begun <= time;
@@ -187,7 +187,7 @@ impl Rules {
                 let words = changed.map(|changed| if changed { "changed" } else { "kept" });
                 return Err(format!(
                     "{} {} ({old:?} to {new:?}), the reference {} it",
-                    words[0], TIME_NAMES[time], words[1]
+                    words[0], name, words[1]
                 ));
             }
             if time == 2 && new < if coarse { old.min(begun) } else { old } {

@@ -7,12 +7,12 @@
 //! and as on the reference. At the end everything is removed, no inode may be referenced any more,
 //! and fsck must find nothing.
 //!
-//! - [`call`]: a call as data. [`choose`] and [`arguments`] make them from a seed.
-//! - [`system`]: the system calls; [`side`] makes a call in one of the two directories.
-//! - [`client`] makes each call on both sides; [`judge`] says whether they did the same.
-//! - [`tree`] compares everything, [`shrink`] leaves out calls that a finding does not need,
-//!   [`tally`] counts.
-//! - [`reference`]: the other file system. [`run`] puts all together.
+//! - `call`: a call as data. `choose` and `arguments` make them from a seed.
+//! - `system`: the system calls; `side` makes a call in one of the two directories.
+//! - `client` makes each call on both sides; `judge` says whether they did the same.
+//! - `tree` compares everything, `shrink` leaves out calls that a finding does not need,
+//!   `tally` counts.
+//! - `reference`: the other file system. `run` puts all together.
 mod arguments;
 mod call;
 mod choose;
