@@ -59,12 +59,18 @@ impl Channel {
     /// # Errors
     /// If there will be no more requests.
     pub fn receive(&self, buffer: &mut RequestBuffer) -> Result<usize, EndReason> {
+        let mut was_cut = false;
         loop {
             return match io::readv(&self.device, &mut buffer.room()) {
                 Ok(length_bytes) => Ok(length_bytes),
                 // ENOENT: the caller was killed before the request could be read.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
                 Err(Errno::NODEV) => Err(EndReason::Unmounted),
+                // Also where an unmount meets a request that is being read; the next read says so.
+                Err(Errno::CONNABORTED) if !was_cut => {
+                    was_cut = true;
+                    continue;
+                }
                 Err(Errno::CONNABORTED) => Err(EndReason::Aborted),
                 Err(error) => Err(EndReason::Failed(error)),
             };
