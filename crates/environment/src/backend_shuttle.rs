@@ -277,14 +277,29 @@ impl Condvar {
         let waiter = waiters.remove(chosen);
         drop(waiters);
         waiter.end(NOTIFIED);
+        linger();
     }
 
     pub(crate) fn notify_all(&self) {
         switch();
         let waiters = std::mem::take(&mut *locked(&self.waiters));
         waiters.iter().for_each(|waiter| waiter.end(NOTIFIED));
+        if !waiters.is_empty() {
+            linger();
+        }
     }
 }
+
+/// One time in [`LINGERS_OF`], the running task stands still for a while after it has woken others,
+/// as a thread that loses its CPU: they may do all that they do before it takes its next step.
+fn linger() {
+    if !simulation::is_running() && ExecutionState::next_u64() % LINGERS_OF == 0 {
+        (0..LINGER_STEPS).for_each(|_| switch());
+    }
+}
+
+const LINGERS_OF: u64 = 16;
+const LINGER_STEPS: usize = 40;
 
 /// Waits until notified or until `timeout` has passed in the simulation. Outside of one there is no
 /// time: a timed wait lets the others run once, and has timed out unless somebody notified

@@ -41,10 +41,10 @@ pub(crate) fn request_commit(core: &LogCore, NoRoom { reason, request, .. }: NoR
 /// The superblock of `generation` is durable:
 /// 1. drop the closed contexts that it covers, and free the ring before its cut;
 /// 2. forget the blocks that its transaction lost;
-/// 3. let in the operations that are throttled: they ask for a push again, now that there is room;
+/// 3. let in the operations that are throttled;
 /// 4. advance what is durable, take out the waiters that this finishes, and appoint a leader for
 ///    those that are left;
-/// 5. wake the leader, and the worker if it waited to push;
+/// 5. wake the leader, and the worker if it waited to push, also for lack of room;
 /// 6. finish the waiters.
 ///
 /// A crash at any point leaves the superblock: the recovered state includes its operations.

@@ -86,6 +86,9 @@ fn lead_after(core: &LogCore, leader: Leader<'_>, mut first: Option<RoundPurpose
         });
         completed.finish();
         RoundEnd { no_room, completed } = round;
+        if no_room.is_some() && matches!(purpose, RoundPurpose::Push(_)) {
+            core.waiters.want_push();
+        }
     }
     duty.end();
     completed.finish();

@@ -46,6 +46,15 @@ fn log_of(requests: &Arc<Requests>, flush: FlushPolicy) -> Arc<Log> {
 }
 
 fn log_on(requests: &Arc<Requests>, device: Arc<dyn BlockDevice>, flush: FlushPolicy) -> Arc<Log> {
+    log_with(requests, device, flush, 1 << 20)
+}
+
+fn log_with(
+    requests: &Arc<Requests>,
+    device: Arc<dyn BlockDevice>,
+    flush: FlushPolicy,
+    hard_limit_bytes: u64,
+) -> Arc<Log> {
     let geometry = geometry();
     let start = LogStart {
         epoch: 1,
@@ -62,7 +71,7 @@ fn log_on(requests: &Arc<Requests>, device: Arc<dyn BlockDevice>, flush: FlushPo
     };
     let options = LogOptions {
         background_push_bytes: 3000,
-        hard_limit_bytes: 1 << 20,
+        hard_limit_bytes,
         flush,
         ..LogOptions::for_geometry(&geometry)
     };
@@ -156,7 +165,7 @@ fn a_full_ring_and_a_commit_meet_in_any_order() {
         let log = log_of(&requests, flush);
         let committer = {
             let (log, requests) = (Arc::clone(&log), Arc::clone(&requests));
-            thread::spawn("commit", move || commits(&log, &requests))
+            thread::spawn("commit", move || commits(&log, &requests, 3, 20))
         };
         let threads: Vec<_> = (0..2)
             .map(|_| {
@@ -178,16 +187,48 @@ fn a_full_ring_and_a_commit_meet_in_any_order() {
     });
 }
 
-/// Commits a few times at any moment, then whenever asked.
-fn commits(log: &Log, requests: &Requests) {
+/// The ring is full, and no request asks for durability: only a push that begins when the commit
+/// has made room can shorten what was inserted behind its cut.
+#[test]
+fn a_long_list_is_pushed_when_a_commit_makes_room() {
+    check(iterations() * 2, |flush| {
+        let requests = requests();
+        let log = log_with(&requests, Arc::new(MemoryDevice::new(16 << 20)), flush, 200_000);
+        for _ in 0..2 {
+            log.wait_durable(insert(&log, 130)).unwrap();
+        }
+        let committer = {
+            let (log, requests) = (Arc::clone(&log), Arc::clone(&requests));
+            thread::spawn("commit", move || commits(&log, &requests, 1, 200))
+        };
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let log = Arc::clone(&log);
+                thread::spawn("client", move || {
+                    yield_sometimes(20);
+                    log.throttle().unwrap();
+                    insert(&log, 130);
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        requests.pending.lock().1 = true;
+        requests.wake.notify_one();
+        committer.join().unwrap();
+        log.stop();
+    });
+}
+
+/// Commits so many times at any moment, then whenever asked. A commit may last for so many steps.
+fn commits(log: &Log, requests: &Requests, unasked: usize, steps_max: u64) {
     let mut generation = Generation(2);
     let mut commit = || {
         log.cut(generation.next());
-        yield_sometimes(20);
+        yield_sometimes(steps_max);
         log.super_committed(generation);
         generation = generation.next();
     };
-    for _ in 0..3 {
+    for _ in 0..unasked {
         yield_sometimes(60);
         commit();
     }

@@ -148,6 +148,12 @@ impl Waiters {
         leads
     }
 
+    /// A push found no room. The worker is woken again when a commit has made some: the operations
+    /// that are throttled may ask just before it, and sleep just after it.
+    pub(crate) fn want_push(&self) {
+        self.group.lock().push_wanted = true;
+    }
+
     /// The leader begins a group. Returns whether it [gathers](Self::gather) others before it
     /// closes the group.
     pub(crate) fn begin_group(&self, flush_time: Duration) -> bool {

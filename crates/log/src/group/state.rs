@@ -57,7 +57,7 @@ pub(crate) struct Group {
     pub(crate) fallback: bool,
     /// Calls of `super_committed` that got here.
     pub(crate) commits: u64,
-    /// The worker wanted to push while another thread led.
+    /// The worker wanted to push while another thread led, or found no room.
     pub(crate) push_wanted: bool,
     pub(crate) durable: LogSeq,
     pub(crate) error: Option<LogError>,
