@@ -90,9 +90,10 @@ impl Image {
     /// A single image does not exist.
     pub fn absolute(&self) -> anyhow::Result<Image> {
         match self {
-            Image::Single(path) => Ok(Image::Single(
-                fs::canonicalize(path).with_context(|| path.display().to_string())?,
-            )),
+            Image::Single(path) => match fs::canonicalize(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(missing(path)),
+                found => Ok(Image::Single(found.with_context(|| path.display().to_string())?)),
+            },
             Image::Composed(kind, paths) => {
                 let absolute = |path: &PathBuf| {
                     if path.as_os_str() == MISSING {
@@ -162,7 +163,12 @@ impl Image {
         };
         match self {
             Image::Single(path) => {
-                let device = open_device(path, mode)?;
+                let device = match open_device(path, mode) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                        return Err(missing(path));
+                    }
+                    opened => opened?,
+                };
                 refuse_foreign(path)?;
                 if let Some(label) = Label::read(&device, &path.display().to_string())? {
                     let (kind, count, path) = (label.kind, label.members.len(), path.display());
@@ -225,6 +231,14 @@ fn refuse_misspelt(text: &[u8]) -> Result<(), String> {
     Err(format!(
         "\"{kind}\" is not a kind of composed device; {meant}, or write ./{text} for a file of that name"
     ))
+}
+
+fn missing(path: &Path) -> anyhow::Error {
+    let path = path.display();
+    anyhow::anyhow!(
+        "cannot open {path}: No such file or directory; check the path, or make a volume: \
+         cairn mkfs {path} --size 4G"
+    )
 }
 
 /// What is known to be something else is not taken for a damaged volume.

@@ -145,7 +145,7 @@ fn mistakes_get_clear_messages() {
     cairn.make_volume();
     fs::create_dir(cairn.path("dir")).unwrap();
     fs::write(cairn.path("letter"), "Dear Ada").unwrap();
-    cairn.fails(&["mount", "missing", "dir"], &["missing", "No such file"]);
+    cairn.fails(&["mount", "missing", "dir"], &["missing", "No such file", "cairn mkfs missing"]);
     cairn.fails(&["mount", "image", "nowhere"], &["nowhere", "No such file"]);
     cairn.fails(&["mount", "image", "letter"], &["letter", "not a directory"]);
     cairn.fails(&["mount", "letter", "dir"], &["letter", "not a usable volume"]);
@@ -219,7 +219,7 @@ fn a_volume_says_which_it_is() {
     cairn.make_mirror();
     assert_eq!(of(MIRROR)["label"], "");
     cairn.fails(&["info", "a"], &["one of 2 members"]);
-    cairn.fails(&["info", "missing"], &["missing", "No such file"]);
+    cairn.fails(&["info", "missing"], &["missing", "No such file", "cairn mkfs missing"]);
     fs::write(cairn.path("letter"), "Dear Ada").unwrap();
     cairn.fails(&["info", "letter"], &["not a usable volume"]);
     cairn.exits_with(2, &["info"]);
