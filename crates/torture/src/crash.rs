@@ -23,7 +23,7 @@ use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
 use cairn_environment::{Rank, clock, thread};
 use cairn_fsck::{CheckOptions, PassId, Severity, check};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -471,6 +471,8 @@ struct Shared {
     /// Set by the first finding.
     over: AtomicBool,
     total: Mutex<CrashReport>,
+    /// The runs that have begun and not ended.
+    under_way: Mutex<BTreeSet<u64>>,
 }
 
 impl Shared {
@@ -502,8 +504,10 @@ impl Shared {
                 return Ok(());
             }
             let number = self.next_run.fetch_add(1, Ordering::Relaxed);
+            self.under_way.lock().insert(number);
             let report =
                 self.run(number).inspect_err(|_| self.over.store(true, Ordering::Relaxed))?;
+            self.under_way.lock().remove(&number);
             self.total.lock().add(&report);
             if options.only_run.is_some() {
                 return Ok(());
@@ -526,9 +530,9 @@ impl Shared {
                 last = (total.runs, clock::now_monotonic());
             }
             if last.1.elapsed() > HANG_TIME {
-                let (seed, runs) = (self.options.seed, total.runs);
+                let (seed, runs) = (self.options.seed, self.under_way.lock().clone());
                 let problem = format!(
-                    "no run ended for {HANG_TIME:?}: the volume hangs (seed {seed}, after {runs} runs)"
+                    "no run ended for {HANG_TIME:?}: a volume hangs (seed {seed}, one of the runs {runs:?})"
                 );
                 return Err(CrashFinding { run: None, repeats_exactly: false, problem });
             }
@@ -566,10 +570,18 @@ pub fn run_sabotaged(
     progress: &mut dyn FnMut(&CrashReport),
 ) -> (CrashReport, Result<(), CrashFinding>) {
     let total = Mutex::new(Rank::LEAF, CrashReport::default());
+    let under_way = Mutex::new(Rank::LEAF, BTreeSet::new());
     let next_run = AtomicU64::new(options.only_run.unwrap_or(0));
     let (stop, over) = (stop.clone(), AtomicBool::new(false));
-    let shared =
-        Arc::new(Shared { options: options.clone(), sabotage, next_run, stop, over, total });
+    let shared = Arc::new(Shared {
+        options: options.clone(),
+        sabotage,
+        next_run,
+        stop,
+        over,
+        total,
+        under_way,
+    });
     let threads = if options.only_run.is_some() { 1 } else { options.threads };
     let worker = || {
         let shared = shared.clone();
