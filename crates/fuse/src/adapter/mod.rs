@@ -34,6 +34,8 @@ mod full_tests;
 mod holes;
 mod ioctl;
 #[cfg(test)]
+mod killed_programs_tests;
+#[cfg(test)]
 mod killed_tests;
 mod names;
 mod overdrawn;
