@@ -4,6 +4,8 @@ use cairn_engine::{
     AllocateMode, AttributeChange, FileType, FsyncKind, InodeNumber, NewInode, TimeChange,
     Timestamp, Volume, VolumeOptions, XattrMode,
 };
+use cairn_environment::random::Seeded;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -144,6 +146,137 @@ fn everything_comes_out_of_a_volume_in_use_without_a_mount() {
         assert_eq!((at("folder/null").rdev(), at("folder/null").mode()), (0x0103, 0o20666));
         assert!(text.contains("everything was extracted"), "{text}");
         assert!(text.contains("1 files") && text.contains("1 further names"), "{text}");
+    }
+}
+
+/// File capabilities as setcap(8) writes them: version 2, `cap_net_bind_service`, effective.
+const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// What a user may look at.
+#[derive(Debug, PartialEq)]
+struct Facts {
+    mode: u32,
+    owner: (u32, u32),
+    links: u64,
+    times: [(i64, i64); 2],
+    data: Vec<u8>,
+    attributes: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+/// Files and directories with any combination of mode, owner, times, names, data and attributes.
+/// Returns what must come out, by name.
+fn fill_at_random(
+    volume: &Volume,
+    names: &[&[u8]],
+    random: &mut Seeded,
+) -> Result<BTreeMap<String, Facts>, cairn_engine::Error> {
+    let mut expected = BTreeMap::new();
+    for number in 0..120 {
+        let is_file = random.chance(3, 4);
+        let kind = if is_file { FileType::Regular } else { FileType::Directory };
+        let name = format!("object {number}");
+        let root = volume.root();
+        let inode = volume.create(root, name.as_bytes(), &new(kind, 0o700))?.inode;
+        let mut data = Vec::new();
+        if is_file {
+            data = vec![0; random.below(20_000) as usize];
+            let from = random.below(data.len() as u64 + 1) as usize;
+            data[from..].fill(number as u8 + 1);
+            volume.write(inode, from as u64, &data[from..])?;
+            data = if from == data.len() { Vec::new() } else { data };
+        }
+        let mut attributes = BTreeMap::new();
+        for name in names {
+            if random.chance(1, 2) {
+                continue;
+            }
+            let value = match *name {
+                b"security.capability" if !is_file => continue,
+                b"security.capability" => CAPABILITY.to_vec(),
+                _ => vec![number as u8; random.below(700) as usize],
+            };
+            attributes.insert(name.to_vec(), value);
+        }
+        // In either order: a change of the owner may take set-id bits and capabilities away.
+        let owner = (random.below(2) as u32 * 1234, random.below(2) as u32 * 4321);
+        let set_owner = AttributeChange {
+            uid: Some(owner.0),
+            gid: Some(owner.1),
+            ..AttributeChange::default()
+        };
+        volume.set_attributes(inode, &set_owner)?;
+        for (name, value) in &attributes {
+            volume.set_xattr(inode, name, value, XattrMode::Any)?;
+        }
+        let times = [(); 2].map(|()| (random.below(1 << 31) as i64, random.below(1 << 29) as i64));
+        let time = |(seconds, nanoseconds): (i64, i64)| {
+            Some(TimeChange::At(Timestamp { seconds, nanoseconds: nanoseconds as u32 }))
+        };
+        let mode = 0o700 | random.below(0o10000) as u32;
+        let change = AttributeChange {
+            mode: Some(mode),
+            accessed: time(times[0]),
+            modified: time(times[1]),
+            ..AttributeChange::default()
+        };
+        volume.set_attributes(inode, &change)?;
+        let links = if is_file { 1 + random.below(2) } else { 2 };
+        if is_file && links == 2 {
+            volume.link(inode, root, format!("other {number}").as_bytes())?;
+        }
+        expected.insert(name, Facts { mode, owner, links, times, data, attributes });
+    }
+    volume.sync()?;
+    Ok(expected)
+}
+
+/// What came out at `path`.
+fn facts(path: &Path) -> Facts {
+    let found = fs::symlink_metadata(path).unwrap();
+    let mut buffer = vec![0; 1 << 16];
+    let length = rustix::fs::listxattr(path, &mut buffer).unwrap();
+    let names: Vec<Vec<u8>> =
+        buffer[..length].split(|&byte| byte == 0).map(<[u8]>::to_vec).collect();
+    let attributes = names.into_iter().filter(|name| !name.is_empty());
+    let attributes = attributes.map(|name| {
+        let length = rustix::fs::getxattr(path, name.as_slice(), &mut buffer).unwrap();
+        (name, buffer[..length].to_vec())
+    });
+    Facts {
+        attributes: attributes.collect(),
+        mode: found.mode() & 0o7777,
+        owner: (found.uid(), found.gid()),
+        links: found.nlink(),
+        times: [(found.atime(), found.atime_nsec()), (found.mtime(), found.mtime_nsec())],
+        data: if found.is_file() { fs::read(path).unwrap() } else { Vec::new() },
+    }
+}
+
+#[test]
+fn every_combination_of_attributes_comes_out() {
+    if !is_root() {
+        eprintln!("NOTE: this test needs root, who can give files to others");
+        return;
+    }
+    let seed = std::env::var("CAIRN_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let cairn = Cairn::new();
+    // What the host can hold.
+    let probe = cairn.path("probe");
+    fs::write(&probe, "").unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    let mut names: Vec<&[u8]> =
+        vec![b"user.colour", b"user.size", b"trusted.origin", b"security.capability"];
+    names.retain(|name| rustix::fs::setxattr(&probe, *name, &CAPABILITY, flags).is_ok());
+    let mut expected = BTreeMap::new();
+    cairn.make_volume("64M", |volume| {
+        expected = fill_at_random(volume, &names, &mut Seeded::new(seed))?;
+        Ok(())
+    });
+    cairn.exits_with(0, &["fsck", "--extract", "out", "image"]);
+    for (name, expected) in &expected {
+        // Times first: reading may change them.
+        let found = facts(&cairn.path("out").join(name));
+        assert!(found == *expected, "seed {seed}, {name}:\n{found:?}\n{expected:?}");
     }
 }
 

@@ -43,15 +43,19 @@ pub struct Chooser {
     known: Vec<(String, bool)>,
     slots: [Option<Open>; SLOTS],
     maps: [usize; MAPS],
+    /// The descriptors that were mapped.
+    mapped: [usize; MAPS],
+    /// The descriptor of the last call: many go on with its file.
+    recent: usize,
     /// Extended attributes that were set.
     attributes: Vec<(Target, String)>,
 }
 
 impl Chooser {
     pub fn new(scene: Scene) -> Self {
-        let (slots, maps) = ([None; SLOTS], [0; MAPS]);
-        let random = Seeded::new(scene.seed);
-        Self { random, scene, known: Vec::new(), slots, maps, attributes: Vec::new() }
+        let (slots, maps, mapped) = ([None; SLOTS], [0; MAPS], [0; MAPS]);
+        let (random, known, attributes) = (Seeded::new(scene.seed), Vec::new(), Vec::new());
+        Self { random, scene, known, slots, maps, mapped, recent: 0, attributes }
     }
 
     fn below(&mut self, bound: usize) -> usize {
@@ -139,6 +143,9 @@ impl Chooser {
     }
 
     fn slot(&mut self, wanted: impl Fn(&Open) -> bool) -> usize {
+        if self.slots[self.recent].as_ref().is_some_and(&wanted) && self.chance(35) {
+            return self.recent;
+        }
         let all: Vec<usize> =
             (0..SLOTS).filter(|slot| self.slots[*slot].as_ref().is_some_and(&wanted)).collect();
         if all.is_empty() || self.chance(3) { self.below(SLOTS) } else { self.pick(&all) }
@@ -464,6 +471,15 @@ impl Chooser {
             return;
         }
         match call {
+            Call::Store { map, .. } => self.recent = self.mapped[*map],
+            Call::Open { slot, .. } => self.recent = *slot,
+            _ => {
+                if let Some(Target::Slot(slot)) = call.targets().last() {
+                    self.recent = *slot;
+                }
+            }
+        }
+        match call {
             Call::Open { slot, at, flags, .. } => {
                 let flags = flags.0 as i32;
                 let direct = flags & O_DIRECT != 0;
@@ -474,7 +490,9 @@ impl Chooser {
             }
             Call::Close { slot } => self.slots[*slot] = None,
             Call::Duplicate { slot, to } => self.slots[*to] = self.slots[*slot],
-            Call::Map { map, length, .. } => self.maps[*map] = *length,
+            Call::Map { map, slot, length, .. } => {
+                (self.maps[*map], self.mapped[*map]) = (*length, *slot);
+            }
             Call::Unmap { map } => self.maps[*map] = 0,
             Call::MakeDirectory { at, .. } => self.add(at, true),
             Call::Symlink { at, .. } | Call::MakeNode { at, .. } => self.add(at, false),
