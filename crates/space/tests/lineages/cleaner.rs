@@ -1,6 +1,6 @@
 //! What is worked off in the background, batch by batch: cleanups, dying records, lists.
 use crate::mistakes::Mistake;
-use crate::volume::{Outcome, Reference, Stage, Volume};
+use crate::volume::{List, Outcome, Reference, Stage, Volume};
 
 impl Volume {
     /// Nothing refers to it any more.
@@ -12,14 +12,23 @@ impl Volume {
         }
     }
 
+    /// Whether the next list has more than one run for a cleanup.
+    pub fn has_batches(&self, number: usize) -> bool {
+        let cleanup = &self.cleanups[number];
+        let count = |list: &List| {
+            let taken = |run: &&Reference| cleanup.takes(list, **run, self.mistake);
+            list.runs.iter().filter(taken).count()
+        };
+        self.lists.iter().map(count).find(|&count| count > 0).is_some_and(|count| count > 1)
+    }
+
     /// Finishes one run of a cleanup, or all of one list. A cleanup without runs goes.
     pub fn clean(&mut self, number: usize, one: bool) -> Outcome {
         let cleanup = self.cleanups[number].clone();
         let mistake = self.mistake;
         let taken = |list: &_, run: &Reference| cleanup.takes(list, *run, mistake);
         let next = |volume: &Volume| {
-            let has_some =
-                |list: &crate::volume::List| list.runs.iter().any(|run| taken(list, run));
+            let has_some = |list: &List| list.runs.iter().any(|run| taken(list, run));
             volume.lists.iter().position(has_some)
         };
         if let Some(place) = next(self) {

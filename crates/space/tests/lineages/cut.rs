@@ -45,7 +45,8 @@ impl Volume {
             Request::Snapshot { head } | Request::Fork { head } => {
                 // The members of a lineage differ in generation, also after a joining.
                 is_live(head)
-                    && self.origin(head) < self.generation
+                    && (self.origin(head) < self.generation
+                        || self.has(Mistake::CloneSnapshottedAtOnce))
                     && !self.members(head).contains(&self.generation)
             }
             Request::Clone { subvolume, generation } => {
@@ -57,8 +58,8 @@ impl Volume {
                     return !snapshot.deferred;
                 }
                 let is_newest = self.members(subvolume).last() == Some(&generation);
-                !(is_newest && stage(subvolume) == Some(Stage::Headless))
-                    || !self.has_cleanups(subvolume)
+                let is_heads = is_newest && stage(subvolume) == Some(Stage::Headless);
+                !(is_heads && self.has_cleanups(subvolume))
                     || self.has(Mistake::HeadlessNewestDoesNotWait)
                     || self.has(Mistake::HeadlessNewestByCleanup)
             }

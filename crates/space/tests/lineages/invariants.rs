@@ -13,11 +13,12 @@ fn ensure(holds: bool, text: impl FnOnce() -> String) -> Outcome {
 
 pub fn check(machine: &Machine) -> Outcome {
     let volume = &machine.running;
-    living_trees_are_whole(volume)?;
-    each_block_is_named_once(volume)?;
+    let mut referenced = [0; 256];
+    volume.referenced.iter().for_each(|&block| referenced[usize::from(block)] += 1);
+    living_trees_are_whole(volume, &referenced)?;
+    each_block_is_named_once(volume, &referenced)?;
     runs_have_their_holders(volume)?;
-    figures_are_right(volume)?;
-    what_a_crash_leaves_is_whole(machine)
+    what_a_crash_leaves_is_whole(machine, referenced)
 }
 
 /// Trees that somebody can read: those of heads and of snapshots.
@@ -27,21 +28,18 @@ pub fn living(volume: &Volume) -> impl Iterator<Item = &Tree> {
     heads.map(|subvolume| &subvolume.tree).chain(snapshots)
 }
 
-fn living_trees_are_whole(volume: &Volume) -> Outcome {
-    for reference in living(volume).flat_map(Tree::references) {
-        ensure(volume.referenced.contains(&reference.block), || {
-            format!("block {} is in a living tree, and free", reference.block)
-        })?;
-    }
-    Ok(())
+fn living_trees_are_whole(volume: &Volume, referenced: &[u8; 256]) -> Outcome {
+    let blocks = living(volume).flat_map(Tree::references).map(|reference| reference.block);
+    let lost = blocks.into_iter().find(|&block| referenced[usize::from(block)] == 0);
+    ensure(lost.is_none(), || format!("block {lost:?} is in a living tree, and free"))
 }
 
 /// I1: a referenced block has one counted name; what is not referenced has none.
-fn each_block_is_named_once(volume: &Volume) -> Outcome {
-    let mut named = Vec::new();
+fn each_block_is_named_once(volume: &Volume, referenced: &[u8; 256]) -> Outcome {
+    let mut named = [0; 256];
     let mut count = |references: &mut dyn Iterator<Item = Reference>, above: u8| {
         let counted = references.filter(|reference| reference.birth > above);
-        named.extend(counted.map(|reference| reference.block));
+        counted.for_each(|reference| named[usize::from(reference.block)] += 1);
     };
     for subvolume in &volume.subvolumes {
         let origin = volume.origin(subvolume.id);
@@ -61,11 +59,12 @@ fn each_block_is_named_once(volume: &Volume) -> Outcome {
     for dying in &volume.dying {
         count(&mut dying.tree.references(), dying.boundary);
     }
-    named.sort_unstable();
-    let mut referenced = volume.referenced.clone();
-    referenced.sort_unstable();
-    ensure(named == referenced, || format!("I1: named {named:?}, referenced {referenced:?}"))?;
-    let both = volume.pinned.iter().find(|(block, _)| volume.referenced.contains(block));
+    let wrong = (0..named.len()).find(|&block| named[block] != referenced[block]);
+    ensure(wrong.is_none(), || {
+        let block = wrong.unwrap_or_default();
+        format!("I1: block {block} has {} names and {} bits", named[block], referenced[block])
+    })?;
+    let both = volume.pinned.iter().find(|(block, _)| referenced[usize::from(*block)] > 0);
     ensure(both.is_none(), || format!("I2: {both:?} is pinned and referenced"))
 }
 
@@ -130,7 +129,7 @@ fn unique_by_lists(volume: &Volume, first: &Snapshot, last: &Snapshot) -> Option
 }
 
 /// What the snapshots of an interval hold alone is what their deletion would free.
-fn figures_are_right(volume: &Volume) -> Outcome {
+pub fn figures_are_right(volume: &Volume) -> Outcome {
     for first in &volume.snapshots {
         let later = volume.snapshots.iter().filter(|last| {
             last.subvolume == first.subvolume && last.generation >= first.generation
@@ -168,17 +167,15 @@ fn figures_are_right(volume: &Volume) -> Outcome {
 }
 
 /// No block of a superblock that may count after a crash, or of the flushed log, is free.
-fn what_a_crash_leaves_is_whole(machine: &Machine) -> Outcome {
-    let volume = &machine.running;
-    let is_kept = |block: &u8| {
-        volume.referenced.contains(block) || volume.pinned.iter().any(|(other, _)| other == block)
-    };
+fn what_a_crash_leaves_is_whole(machine: &Machine, mut kept: [u8; 256]) -> Outcome {
+    machine.running.pinned.iter().for_each(|(block, _)| kept[usize::from(*block)] += 1);
+    let is_free = |block: &&u8| kept[usize::from(**block)] == 0;
     for (name, other) in [("durable", Some(&machine.durable)), ("frozen", machine.frozen.as_ref())]
     {
-        let lost = other.and_then(|other| other.referenced.iter().find(|block| !is_kept(block)));
+        let lost = other.and_then(|other| other.referenced.iter().find(is_free));
         ensure(lost.is_none(), || format!("block {lost:?} of the {name} superblock is free"))?;
     }
     let logged = machine.log[..machine.synced].iter().filter_map(|entry| entry.extent);
-    let lost = logged.map(|extent| extent.block).find(|block| !is_kept(block));
+    let lost = logged.map(|extent| extent.block).find(|block| is_free(&block));
     ensure(lost.is_none(), || format!("block {lost:?} of the log is free"))
 }

@@ -79,10 +79,14 @@ impl Machine {
         let live = volume.subvolumes.iter().filter(|subvolume| subvolume.stage == Stage::Live);
         for subvolume in live {
             let head = subvolume.id;
-            steps.extend([0, 1].map(|file| Step::Put { head, file }));
-            if subvolume.tree.is_full() {
-                steps.push(Step::Remove { head, file: 1 });
-            }
+            // One file is overwritten; the other one is removed and made again.
+            steps.push(Step::Put { head, file: 0 });
+            let is_full = subvolume.tree.is_full();
+            steps.push(if is_full {
+                Step::Remove { head, file: 1 }
+            } else {
+                Step::Put { head, file: 1 }
+            });
         }
         if self.may_sync() {
             steps.push(Step::Fsync);
@@ -154,7 +158,7 @@ impl Machine {
         let mut steps = Vec::new();
         for number in 0..volume.cleanups.len() {
             steps.push(Step::Clean { number, one: false });
-            if joins {
+            if joins && volume.has_batches(number) {
                 steps.push(Step::Clean { number, one: true });
             }
         }
@@ -247,13 +251,15 @@ impl Machine {
         self.log.retain(|entry| entry.generation > durable);
     }
 
-    /// The superblock and the flushed part of the log are what is left. Recovery commits.
+    /// The superblock and the flushed part of the log are what is left. Recovery replays, and makes
+    /// a cut; a crash before its superblock is durable finds the same superblock and log again.
     fn crash(&mut self) -> Outcome {
         let mut volume = self.durable.clone();
         let logged = self.log[..self.synced].iter().map(|entry| entry.generation);
         volume.generation = logged.max().unwrap_or(0).max(volume.generation) + 1;
         (volume.next_block, volume.next_id) = (self.running.next_block, self.running.next_id);
-        for entry in self.log.drain(..).take(self.synced) {
+        self.log.truncate(self.synced);
+        for entry in &self.log {
             if volume.find(entry.head).is_none() {
                 return Err("replay meets a tree that the superblock does not have".into());
             }
@@ -265,10 +271,11 @@ impl Machine {
                 None => volume.remove(entry.head, entry.file)?,
             }
         }
-        (self.synced, self.frozen) = (0, None);
+        if volume.has(Mistake::ReplayWithoutPin) {
+            volume.pinned.clear();
+        }
+        self.frozen = None;
         self.running = volume;
-        self.make_cut(Request::Nothing, false)?;
-        self.super_committed();
-        Ok(())
+        self.make_cut(Request::Nothing, false)
     }
 }

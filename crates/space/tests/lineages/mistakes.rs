@@ -12,6 +12,8 @@ pub enum Mistake {
     UnchangedByGeneration,
     /// A clone starts without a boundary.
     CloneWithoutBoundary,
+    /// A clone gets a snapshot in the cut that makes it: two members of a lineage, one generation.
+    CloneSnapshottedAtOnce,
     /// A fork leaves its snapshot to anybody who deletes it.
     ForkDoesNotCount,
     /// A snapshot that has clones is deleted like any other.
@@ -54,6 +56,8 @@ pub enum Mistake {
     ListsJoinedOverSnapshot,
     /// Replay frees what it replaces, and asks no boundary.
     ReplayWithoutLists,
+    /// Replay frees at once what the superblock still has.
+    ReplayWithoutPin,
     /// An fsync in a new tree does not wait for the superblock that has the tree.
     NeedsIgnored,
     /// What a snapshot holds alone is counted from its own list only.
@@ -64,12 +68,13 @@ pub enum Mistake {
 
 use Mistake::*;
 
-pub const ALL: [Mistake; 29] = [
+pub const ALL: [Mistake; 31] = [
     BoundaryExcluded,
     BoundaryStays,
     NoNewList,
     UnchangedByGeneration,
     CloneWithoutBoundary,
+    CloneSnapshottedAtOnce,
     ForkDoesNotCount,
     ClonesIgnored,
     CleanupOpenEnded,
@@ -91,6 +96,7 @@ pub const ALL: [Mistake; 29] = [
     ListsJoinedUnderCleanup,
     ListsJoinedOverSnapshot,
     ReplayWithoutLists,
+    ReplayWithoutPin,
     NeedsIgnored,
     UniqueOfOwnList,
     UniqueWithCleanups,

@@ -1,14 +1,16 @@
 //! All histories of so many steps, breadth first; and long random ones. From every state
 //! everything is worked off, and everything is deleted.
 use crate::cut::Request;
-use crate::invariants::{check, living};
+use crate::invariants::{check, figures_are_right, living};
 use crate::machine::{Machine, Step};
 use crate::mistakes::Mistake;
 use crate::names::canonical;
 use crate::volume::{Outcome, Tree};
 use std::collections::HashSet;
-use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
+
+/// The id of the first subvolume that a new volume gets: a head, its list and a new list have ids.
+const FIRST_CLONE: u8 = 3;
 
 /// Steps until everything is worked off, at most.
 const END_MAX: usize = 200;
@@ -26,13 +28,65 @@ pub struct Seen {
     pub transitions: usize,
 }
 
+/// Where histories begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// A new volume.
+    New,
+    /// Two snapshots, with a change of the head before each and behind.
+    Snapshots,
+    /// A head, its fork, and a change of both.
+    Fork,
+}
+
+impl Start {
+    fn machine(self, mistake: Option<Mistake>) -> Result<Machine, Finding> {
+        let cut = |request| Step::Cut { request, same: false };
+        let put = |head| Step::Put { head, file: 0 };
+        let steps = match self {
+            Start::New => vec![],
+            Start::Snapshots => vec![
+                cut(Request::Snapshot { head: 0 }),
+                put(0),
+                cut(Request::Snapshot { head: 0 }),
+                put(0),
+            ],
+            Start::Fork => vec![cut(Request::Fork { head: 0 }), put(0), put(FIRST_CLONE)],
+        };
+        let mut machine = Machine::new(mistake);
+        for place in 0..steps.len() {
+            let outcome = step(&mut machine, steps[place]);
+            outcome.map_err(|what| Finding { steps: steps[..=place].to_vec(), what })?;
+        }
+        canonical(&mut machine);
+        Ok(machine)
+    }
+}
+
 /// Two hashes of a state: 128 bits, so that no two of some million states share them.
+#[derive(Default)]
+struct Fingerprint(u64, u64);
+
+impl Hasher for Fingerprint {
+    fn write(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            let word = u64::from_le_bytes(word) ^ ((part.len() as u64) << 56);
+            self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+            self.1 = (self.1.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 fn fingerprint(machine: &Machine) -> (u64, u64) {
-    let mut first = DefaultHasher::new();
-    machine.hash(&mut first);
-    let mut second = DefaultHasher::new();
-    (machine, 1u8).hash(&mut second);
-    (first.finish(), second.finish())
+    let mut hasher = Fingerprint::default();
+    machine.hash(&mut hasher);
+    (hasher.0, hasher.1)
 }
 
 fn step(machine: &mut Machine, step: Step) -> Outcome {
@@ -109,10 +163,9 @@ struct Found {
     history: u32,
 }
 
-/// All histories of up to `depth` steps.
-pub fn search(mistake: Option<Mistake>, depth: usize) -> Result<Seen, Finding> {
-    let mut start = Machine::new(mistake);
-    canonical(&mut start);
+/// All histories of up to `depth` steps behind those of a start.
+pub fn search(mistake: Option<Mistake>, start: Start, depth: usize) -> Result<Seen, Finding> {
+    let start = start.machine(mistake)?;
     let mut known = HashSet::from([fingerprint(&start)]);
     let mut steps: Vec<(u32, Step)> = vec![(0, Step::Crash)];
     let mut level = vec![Found { machine: start, history: 0 }];
@@ -123,6 +176,7 @@ pub fn search(mistake: Option<Mistake>, depth: usize) -> Result<Seen, Finding> {
             for step_taken in machine.steps() {
                 let mut next = machine.clone();
                 let outcome = step(&mut next, step_taken);
+                let outcome = outcome.and_then(|()| figures_are_right(&next.running));
                 canonical(&mut next);
                 seen.transitions += 1;
                 let fingerprint = fingerprint(&next);
@@ -130,7 +184,7 @@ pub fn search(mistake: Option<Mistake>, depth: usize) -> Result<Seen, Finding> {
                     continue;
                 }
                 seen.states += 1;
-                let order = ORDERS[(fingerprint.0 % 4) as usize];
+                let order = ORDERS[(fingerprint.1 >> 62) as usize];
                 let outcome = outcome.and_then(|()| ends_well(next.clone(), order));
                 steps.push((history, step_taken));
                 let history = u32::try_from(steps.len() - 1).expect("few states");
@@ -170,7 +224,8 @@ pub fn walk(mistake: Option<Mistake>, seed: u64, length: usize) -> Result<(), Fi
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let next = steps[((mixed >> 32) as usize) % steps.len()];
         taken.push(next);
-        if let Err(what) = step(&mut machine, next) {
+        let outcome = step(&mut machine, next);
+        if let Err(what) = outcome.and_then(|()| figures_are_right(&machine.running)) {
             return Err(Finding { steps: taken, what });
         }
         canonical(&mut machine);
