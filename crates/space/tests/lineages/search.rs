@@ -223,6 +223,10 @@ pub fn walk(mistake: Option<Mistake>, seed: u64, length: usize) -> Result<(), Fi
         let mixed = (random ^ (random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let next = steps[((mixed >> 32) as usize) % steps.len()];
+        let ends_head = matches!(next, Step::Cut { request: Request::DeleteHead { .. }, .. });
+        if ends_head && mixed & 7 != 0 {
+            continue; // Otherwise most histories end early, without a head.
+        }
         taken.push(next);
         let outcome = step(&mut machine, next);
         if let Err(what) = outcome.and_then(|()| figures_are_right(&machine.running)) {
