@@ -59,7 +59,8 @@ fn each_block_is_named_once(volume: &Volume, referenced: &[u8; 256]) -> Outcome 
     for dying in &volume.dying {
         count(&mut dying.tree.references(), dying.boundary);
     }
-    let wrong = (0..named.len()).find(|&block| named[block] != referenced[block]);
+    let wrong =
+        (0..usize::from(volume.next_block)).find(|&block| named[block] != referenced[block]);
     ensure(wrong.is_none(), || {
         let block = wrong.unwrap_or_default();
         format!("I1: block {block} has {} names and {} bits", named[block], referenced[block])

@@ -68,13 +68,28 @@ impl Start {
 struct Fingerprint(u64, u64);
 
 impl Hasher for Fingerprint {
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+        self.1 = (self.1.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write_u8(&mut self, byte: u8) {
+        self.write_u64(u64::from(byte));
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
+    }
+
     fn write(&mut self, bytes: &[u8]) {
         for part in bytes.chunks(8) {
             let mut word = [0; 8];
             word[..part.len()].copy_from_slice(part);
-            let word = u64::from_le_bytes(word) ^ ((part.len() as u64) << 56);
-            self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
-            self.1 = (self.1.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            self.write_u64(u64::from_le_bytes(word));
         }
     }
 
