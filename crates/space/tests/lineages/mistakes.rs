@@ -1,0 +1,103 @@
+//! Deliberate mistakes of the model. Each changes one rule; the search must find each.
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Mistake {
+    /// A death at the boundary itself does not go to the list (`<` instead of `≤`).
+    BoundaryExcluded,
+    /// When the newest snapshot goes, its head keeps the boundary.
+    BoundaryStays,
+    /// A snapshot begins no list of its own.
+    NoNewList,
+    /// A snapshot takes its predecessor's root because the head's root is not younger.
+    UnchangedByGeneration,
+    /// A clone starts without a boundary.
+    CloneWithoutBoundary,
+    /// A clone gets a snapshot in the cut that makes it: two members of a lineage, one generation.
+    CloneSnapshottedAtOnce,
+    /// A fork leaves its snapshot to anybody who deletes it.
+    ForkDoesNotCount,
+    /// A snapshot that has clones is deleted like any other.
+    ClonesIgnored,
+    /// The cleanup for the newest snapshot also takes lists that begin after its cut.
+    CleanupOpenEnded,
+    /// A cleanup takes births of the previous snapshot, too.
+    CleanupTakesOldest,
+    /// A cleanup takes only the list of its snapshot, not those of snapshots deleted before.
+    CleanupForgetsLists,
+    /// In a clone, a cleanup takes births up to the origin.
+    CleanupIgnoresOrigin,
+    /// A head is deleted while its lineage has cleanups.
+    HeadDoesNotWait,
+    /// The newest snapshot of a headless lineage is deleted while the lineage has cleanups.
+    HeadlessNewestDoesNotWait,
+    /// The newest snapshot of a headless lineage gets a cleanup, not a dying record.
+    HeadlessNewestByCleanup,
+    /// The lists of a deleted head still count.
+    NothingDiscarded,
+    /// The runs of a discarded list are freed.
+    DiscardedFreed,
+    /// A cleanup takes runs from a discarded list.
+    DiscardedCleaned,
+    /// A dying record frees what is not above its boundary.
+    WalkIgnoresBoundary,
+    /// The cursor of a dying record moves in a later transaction.
+    WalkWithoutCursor,
+    /// A clone gives its origin free while it still has snapshots.
+    OriginReleasedEarly,
+    /// A cleanup frees at once, without a pin.
+    CleanupWithoutPin,
+    /// The data of the running transaction is free at once, as its nodes are.
+    DataFreeAtOnce,
+    /// Pinned blocks become free at the cut.
+    UnpinAtCut,
+    /// Lists of one gap are joined while a cleanup is under way.
+    ListsJoinedUnderCleanup,
+    /// Lists are joined over a snapshot that holds some of their runs.
+    ListsJoinedOverSnapshot,
+    /// Replay frees what it replaces, and asks no boundary.
+    ReplayWithoutLists,
+    /// Replay frees at once what the superblock still has.
+    ReplayWithoutPin,
+    /// An fsync in a new tree does not wait for the superblock that has the tree.
+    NeedsIgnored,
+    /// What a snapshot holds alone is counted from its own list only.
+    UniqueOfOwnList,
+    /// What an interval holds alone includes what cleanups are about to free.
+    UniqueWithCleanups,
+}
+
+use Mistake::*;
+
+pub const ALL: [Mistake; 31] = [
+    BoundaryExcluded,
+    BoundaryStays,
+    NoNewList,
+    UnchangedByGeneration,
+    CloneWithoutBoundary,
+    CloneSnapshottedAtOnce,
+    ForkDoesNotCount,
+    ClonesIgnored,
+    CleanupOpenEnded,
+    CleanupTakesOldest,
+    CleanupForgetsLists,
+    CleanupIgnoresOrigin,
+    HeadDoesNotWait,
+    HeadlessNewestDoesNotWait,
+    HeadlessNewestByCleanup,
+    NothingDiscarded,
+    DiscardedFreed,
+    DiscardedCleaned,
+    WalkIgnoresBoundary,
+    WalkWithoutCursor,
+    OriginReleasedEarly,
+    CleanupWithoutPin,
+    DataFreeAtOnce,
+    UnpinAtCut,
+    ListsJoinedUnderCleanup,
+    ListsJoinedOverSnapshot,
+    ReplayWithoutLists,
+    ReplayWithoutPin,
+    NeedsIgnored,
+    UniqueOfOwnList,
+    UniqueWithCleanups,
+];
