@@ -9,7 +9,9 @@ use crate::found::Found;
 use crate::snapshot::{hash, list, show};
 use cairn_blockdev::BlockDevice;
 use cairn_engine::{Attributes, Error, FileType, InodeNumber, SeekTarget, Volume};
-use cairn_format::InodeItem;
+use cairn_format::{
+    BLOCK_SIZE, BlockNumber, Geometry, InodeItem, Superblock, hash_name, name_slot_range,
+};
 use cairn_fsck::{Piece, Step, TreeReader, Walk, shown_path};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -96,6 +98,75 @@ pub fn read_all(device: &dyn BlockDevice) -> Result<Vec<String>, String> {
         }
     }
     Ok(problems)
+}
+
+/// Looks up each name that the second reader lists, by the hash of the name.
+///
+/// # Errors
+/// One is not found, or leads to another inode; there is no volume.
+pub fn expect_names_to_be_found(device: &dyn BlockDevice) -> Result<(), String> {
+    let reader = TreeReader::open(device, &mut |_| {}).map_err(|error| error.to_string())?;
+    let seed = hash_seed(device).ok_or("no superblock can be read")?;
+    let mut directories: Vec<InodeNumber> = Vec::new();
+    let mut walk = Walk::new(&reader);
+    while let Some(step) = walk.next() {
+        let entry = match step {
+            Step::Problem { .. } => continue,
+            Step::Leave(_) => {
+                directories.pop();
+                continue;
+            }
+            Step::Enter(ref entry) | Step::Object(ref entry) => entry,
+        };
+        if let Some(directory) = directories.last() {
+            let found = look_up(&reader, &seed, *directory, &entry.name);
+            if found != Some(entry.inode) {
+                let found = found.map_or("nothing".to_owned(), |inode| format!("inode {inode}"));
+                return Err(format!(
+                    "the second reader lists {}, inode {}, and finds {found} by its hash",
+                    shown_path(walk.path()),
+                    entry.inode
+                ));
+            }
+        }
+        if let Step::Enter(entry) = step {
+            directories.push(entry.inode);
+        }
+    }
+    Ok(())
+}
+
+/// The key of the volume's name hash.
+fn hash_seed(device: &dyn BlockDevice) -> Option<[u8; 16]> {
+    let superblock = |address: BlockNumber| {
+        let mut bytes = vec![0; BLOCK_SIZE];
+        device.read(address.0 * BLOCK_SIZE as u64, &mut bytes).ok()?;
+        Superblock::decode(&bytes, address).ok()
+    };
+    let found = Geometry::SUPERBLOCKS.into_iter().filter_map(superblock);
+    let newest = found.max_by_key(|superblock| superblock.generation)?;
+    Some(newest.hash_seed)
+}
+
+/// The inode that the first name in the slots of `name`'s hash leads to, if it is `name`.
+fn look_up(
+    reader: &TreeReader<'_>,
+    seed: &[u8; 16],
+    directory: InodeNumber,
+    name: &[u8],
+) -> Option<InodeNumber> {
+    let slots = name_slot_range(hash_name(seed, name));
+    let mut from = *slots.start();
+    loop {
+        let (slot, entry) = reader.next_entry(directory, from)?;
+        if !slots.contains(&slot) {
+            return None;
+        }
+        match entry {
+            Ok(entry) if entry.name == name => return Some(entry.inode),
+            _ => from = slot + 1,
+        }
+    }
 }
 
 /// An inode item as the engine shows it.

@@ -15,6 +15,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[path = "full_volume/giving_back.rs"]
+mod giving_back;
+
 const FILE: NewInode<'static> =
     NewInode { file_type: FileType::Regular, mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
 
@@ -60,6 +63,20 @@ fn remove_some(volume: &Volume, files: &mut Files, random: &mut Seeded) {
     for name in names {
         volume.unlink(volume.root(), &name).expect("deleting works on a full volume");
         files.remove(&name);
+    }
+}
+
+/// Removes all files of the root directory.
+fn remove_everything(volume: &Volume) {
+    let mut names = Vec::new();
+    volume
+        .read_directory(volume.root(), 0, &mut |item| {
+            names.push(item.name.to_vec());
+            true
+        })
+        .expect("it can be listed");
+    for name in names {
+        volume.unlink(volume.root(), &name).expect("deleting works on a full volume");
     }
 }
 

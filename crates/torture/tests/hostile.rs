@@ -4,9 +4,14 @@
 //! same order.
 //!
 //! The allocator of this program counts, so that an image that makes memory run out is found.
-use cairn_torture::hostile::{AllocationMeter, FuzzOptions, corpus, fuzz};
+use cairn_blockdev::{BLOCK_BYTES, BlockDevice};
+use cairn_environment::random::Seeded;
+use cairn_torture::hostile::images::BaseImage;
+use cairn_torture::hostile::program::{self, EXCHANGE_NAMES};
+use cairn_torture::hostile::{AllocationMeter, FuzzOptions, corpus, fuzz, to_hex, try_input};
 use cairn_torture::{number_from_environment, seed_from_environment};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
@@ -48,6 +53,7 @@ fn peak_bytes() -> u64 {
 const ALLOCATED_BYTES_MAX: u64 = 256 << 20;
 
 const VOLUMES: u64 = 500;
+const EXCHANGES: usize = 150;
 
 fn seed(corpus: &[Vec<u8>]) -> u64 {
     match std::env::var("CAIRN_SEED").as_deref() {
@@ -87,4 +93,30 @@ fn no_hostile_volume_breaks_a_rule() {
     );
     assert!(report.findings.is_empty(), "{report}");
     assert!(known.features > 100, "only {} different things seen in the corpus", known.features);
+}
+
+/// Names that are exchanged behind right checksums: noticed, or the same for listings and lookups.
+#[test]
+fn exchanged_names_are_noticed_or_have_one_answer() {
+    let mut random = Seeded::new(seed_from_environment());
+    let bases = BaseImage::all();
+    let (mut changed, mut tried) = (0, BTreeSet::new());
+    for number in 0..EXCHANGES {
+        let mut input = vec![(number % bases.len()) as u8];
+        for _ in 0..1 + random.below(2) {
+            input.extend(EXCHANGE_NAMES);
+            input.extend((0..8).map(|_| random.next_u64() as u8));
+        }
+        if !tried.insert(input.clone()) {
+            continue;
+        }
+        let (base, device) = (bases[number % bases.len()].device(), program::run(&bases, &input));
+        let blocks = base.length_bytes() / BLOCK_BYTES as u64;
+        changed += u64::from((0..blocks).any(|block| base.block(block) != device.block(block)));
+        if let Err(problem) = try_input(&bases, &input) {
+            panic!("input {}: {problem}", to_hex(&input));
+        }
+    }
+    eprintln!("{changed} volumes with exchanged names");
+    assert!(changed > EXCHANGES as u64 / 2, "only {changed} volumes were changed");
 }

@@ -8,7 +8,9 @@
 //! Rules: nothing panics or goes on for ever (the caller watches that). What fsck calls whole can
 //! be mounted, read completely and changed, and is whole afterwards; an extraction reads all of it
 //! without a problem, and finds what the engine finds. After a repair that says that
-//! no errors are left there are none; what could be mounted before can be mounted after it, and
+//! no errors are left there are none. What fsck calls whole, also after a repair, has one answer to
+//! each name: lookups find the inodes that listings name, in the engine and in fsck's reader.
+//! What could be mounted before a repair can be mounted after it, and
 //! what could be read of files can still be read, unless two claimed the same blocks, or two
 //! extents of the file the same part of it: then what reading gives depends on where it begins.
 use super::loss::loss;
@@ -86,7 +88,7 @@ pub fn exercise(device: OverlayDevice) -> Result<Seen, String> {
     second_reader(&device, whole, &mut seen)?;
     if whole {
         let problem = match &read {
-            Ok(found) => found.errors.first().cloned(),
+            Ok(found) => found.errors.first().or(found.contradictions.first()).cloned(),
             Err(error) => Some(error.to_string()),
         };
         if let Some(problem) = problem {
@@ -139,6 +141,7 @@ fn second_reader(device: &Arc<OverlayDevice>, whole: bool, seen: &mut Seen) -> R
         return Err(format!("fsck calls the volume whole, but extracting it fails: {problem}"));
     }
     let volume = open(device, true).map_err(|error| error.to_string())?;
+    second_reader::expect_names_to_be_found(&**device)?;
     second_reader::compare_all(&**device, &volume)
 }
 
@@ -248,6 +251,14 @@ fn repair(
             return Err(format!("the repaired volume can't be mounted: {error}"));
         }
         Err(_) => {}
+    }
+    if again.errors == 0 {
+        second_reader::expect_names_to_be_found(&*device)
+            .map_err(|problem| format!("after the repair: {problem}:\n{repaired}"))?;
+        let found = open(&device, true).map(|volume| walk(&volume));
+        if let Some(contradiction) = found.ok().and_then(|mut found| found.contradictions.pop()) {
+            return Err(format!("after the repair, {contradiction}:\n{repaired}"));
+        }
     }
     // Only one of two extents with the same block can stay, whatever both held.
     let shared =

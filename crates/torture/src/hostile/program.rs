@@ -8,14 +8,19 @@ use super::images::{BaseImage, read_checkpoint, read_node};
 use super::overlay::OverlayDevice;
 use cairn_format::{
     BITMAP_BYTES, BLOCK_SIZE, BlockNumber, CHECKPOINT_HEADER_BYTES, COUNTER_WRITABLE_MAX,
-    Checkpoint, CheckpointBuilder, CheckpointEntry, ENTRY_HEADER_BYTES, EntryFlags, Geometry,
-    HEADER_BYTES, Header, Key, NODE_BLOCKS, NODE_SIZE, Node, TREE_FILES, node::VALUE_BYTES_MAX,
+    Checkpoint, CheckpointBuilder, CheckpointEntry, DirectoryEntry, ENTRY_HEADER_BYTES, EntryFlags,
+    Geometry, HEADER_BYTES, Header, ItemKind, Key, NODE_BLOCKS, NODE_SIZE, Node, TREE_FILES,
+    node::VALUE_BYTES_MAX,
 };
 
 /// Operations beyond this number are not looked at.
 const OPERATIONS_MAX: usize = 24;
 /// Entries of a checkpoint that is made up; each takes less than a block.
 const ENTRIES_MAX: usize = 6;
+
+/// Begins an operation that exchanges two names. The operations that it was taken from keep their
+/// other numbers, so that older inputs mean what they meant.
+pub const EXCHANGE_NAMES: [u8; 2] = [15, 0xd7];
 
 /// Offset and width of the fields of a header that matter.
 const HEADER_FIELDS: [(usize, usize); 6] = [(8, 2), (12, 4), (16, 8), (24, 8), (32, 8), (40, 8)];
@@ -512,10 +517,76 @@ impl Draft<'_> {
         self.write(target.0, &page);
     }
 
-    /// A shorter device, or a repaired one that further operations change.
+    /// Exchanges two entries of directories, of one leaf or of two: what their keys lead to, their
+    /// names, or the inodes that they name.
+    fn exchange_names(&mut self) {
+        let (Some(one), Some(other)) = (self.entry_of_a_leaf(None), self.entry_of_a_leaf(None))
+        else {
+            return;
+        };
+        let how = self.input.byte();
+        let other =
+            if how < 192 { self.entry_of_a_leaf(Some(one.0)).unwrap_or(other) } else { other };
+        let ((leaf, key, value), (other_leaf, other_key, other_value)) = (one, other);
+        let (Ok(entry), Ok(other_entry)) =
+            (DirectoryEntry::decode(&value), DirectoryEntry::decode(&other_value))
+        else {
+            return;
+        };
+        let with_target_of = |name: &DirectoryEntry, target: &DirectoryEntry| {
+            DirectoryEntry { name: name.name.clone(), ..target.clone() }.encode()
+        };
+        let (new, other_new) = match how % 3 {
+            0 => (other_value, value),
+            1 => (with_target_of(&other_entry, &entry), with_target_of(&entry, &other_entry)),
+            _ => (with_target_of(&entry, &other_entry), with_target_of(&other_entry, &entry)),
+        };
+        for (leaf, key, value) in [(leaf, key, new), (other_leaf, other_key, other_new)] {
+            let Some(mut node) = read_node(&self.device, &self.base.superblock, leaf) else {
+                return;
+            };
+            put(&mut node, key, &value);
+            self.write(leaf.0, &node.seal()[..]);
+        }
+    }
+
+    /// An entry of a directory, of this leaf or of any: its leaf, key and value.
+    fn entry_of_a_leaf(
+        &mut self,
+        leaf: Option<BlockNumber>,
+    ) -> Option<(BlockNumber, Key, Vec<u8>)> {
+        let superblock = &self.base.superblock;
+        let entries = |leaf: BlockNumber| -> Vec<(BlockNumber, Key, Vec<u8>)> {
+            let node = read_node(&self.device, superblock, leaf).filter(|node| node.level() == 0);
+            let of_node = |node: Node| {
+                let items = node.items();
+                let entries = items.filter(|(key, _)| key.kind == ItemKind::DirectoryEntry as u8);
+                entries.map(|(key, value)| (leaf, key, value.to_vec())).collect()
+            };
+            node.map(of_node).unwrap_or_default()
+        };
+        let leaves: Vec<BlockNumber> = match leaf {
+            Some(leaf) => vec![leaf],
+            None => {
+                self.base.nodes.iter().copied().filter(|&leaf| !entries(leaf).is_empty()).collect()
+            }
+        };
+        let leaf = self.input.one_of(&leaves)?;
+        let mut of_leaf = entries(leaf);
+        if of_leaf.is_empty() {
+            return None;
+        }
+        let chosen = self.input.below(of_leaf.len());
+        Some(of_leaf.swap_remove(chosen))
+    }
+
+    /// A shorter device, or one that has lost a block; or an exchange of names.
     fn whole_device(&mut self) {
         let blocks = self.base.superblock.geometry.total_blocks;
-        if self.input.byte().is_multiple_of(4) {
+        let choice = self.input.byte();
+        if choice == EXCHANGE_NAMES[1] {
+            self.exchange_names();
+        } else if choice.is_multiple_of(4) {
             let length = (self.number(blocks) % (blocks + 1)) * BLOCK_SIZE as u64;
             self.device = self.device.copy().cut(length);
         } else {

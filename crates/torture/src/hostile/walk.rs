@@ -24,6 +24,8 @@ pub struct Found {
     pub names: BTreeMap<(u64, Vec<u8>), u64>,
     /// What failed.
     pub errors: Vec<String>,
+    /// Names that a listing gives another inode than a lookup, or that no lookup finds.
+    pub contradictions: Vec<String>,
     /// Whether no bound was met.
     pub complete: bool,
 }
@@ -64,6 +66,7 @@ pub fn walk(volume: &Volume) -> Found {
         }
         let attributes = volume.lookup(entry.parent, &entry.name);
         let looked_up = attributes.as_ref().ok().map(|attributes| attributes.inode);
+        found.contradictions.extend(contradiction(&entry, &attributes));
         note_inode(&mut found, volume, &entry.path, attributes);
         if let Some(inode) = looked_up {
             found.names.insert((entry.parent.0, entry.name), inode.0);
@@ -71,6 +74,17 @@ pub fn walk(volume: &Volume) -> Found {
         }
     }
     found
+}
+
+/// What a lookup says of a name that was listed, if that is not what the listing says.
+fn contradiction(entry: &Entry, looked_up: &Result<Attributes, Error>) -> Option<String> {
+    let says = match looked_up {
+        Ok(attributes) if attributes.inode != entry.inode => format!("inode {}", attributes.inode),
+        Err(Error::NotFound) => "no such name".to_owned(),
+        _ => return None,
+    };
+    let Entry { path, inode, .. } = entry;
+    Some(format!("the listing leads from {path:?} to inode {inode}, the lookup says: {says}"))
 }
 
 fn note_inode(
