@@ -4,6 +4,7 @@
 use cairn_blockdev::composed::{Access, Candidate, ComposedKind, Concat, Mirror, make};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_environment::random::Seeded;
+use std::ops::Range;
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
@@ -12,7 +13,8 @@ const EXTRA_BYTES: u64 = 2 * MIB;
 
 /// How the volume's device is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Composition {
+pub enum Composition {
+    /// One device.
     Single,
     /// Of two members; the first is a third of it.
     Concat,
@@ -22,8 +24,10 @@ pub(crate) enum Composition {
 
 /// Which members of a mirror there are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Present {
+pub enum Present {
+    /// Both.
     All,
+    /// The one with this index.
     Only(usize),
 }
 
@@ -47,7 +51,7 @@ impl Composition {
     }
 
     /// A device for a volume of `volume_bytes`.
-    pub(crate) fn device(self, volume_bytes: u64) -> SimulatedDevice {
+    pub fn device(self, volume_bytes: u64) -> SimulatedDevice {
         SimulatedDevice::new(match self {
             Self::Single => volume_bytes,
             Self::Concat => volume_bytes + 2 * EXTRA_BYTES,
@@ -55,17 +59,25 @@ impl Composition {
         })
     }
 
-    fn members(self, device: &Arc<SimulatedDevice>) -> [Arc<dyn BlockDevice>; 2] {
-        let whole = device.length_bytes();
+    /// Which parts of a device of `whole` bytes are the members.
+    pub fn ranges(self, whole: u64) -> [Range<u64>; 2] {
         let middle = match self {
+            Self::Single => whole,
             Self::Mirror => whole / 2,
-            _ => whole / 3 / MIB * MIB,
+            Self::Concat => whole / 3 / MIB * MIB,
         };
-        [0..middle, middle..whole].map(|range| Arc::new(device.part(range)) as _)
+        [0..middle, middle..whole]
+    }
+
+    fn members(self, device: &Arc<SimulatedDevice>) -> [Arc<dyn BlockDevice>; 2] {
+        self.ranges(device.length_bytes()).map(|range| Arc::new(device.part(range)) as _)
     }
 
     /// Writes the labels of the members.
-    pub(crate) fn make(self, device: &Arc<SimulatedDevice>) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// Those of the members, in words.
+    pub fn make(self, device: &Arc<SimulatedDevice>) -> Result<(), String> {
         let kind = match self {
             Self::Single => return Ok(()),
             Self::Concat => ComposedKind::Concat,
@@ -77,7 +89,10 @@ impl Composition {
     }
 
     /// The device of the volume.
-    pub(crate) fn open(
+    ///
+    /// # Errors
+    /// The members are not as they must be, in words.
+    pub fn open(
         self,
         device: &Arc<SimulatedDevice>,
         present: Present,

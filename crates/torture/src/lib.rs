@@ -21,7 +21,7 @@ pub mod campaign;
 pub mod colliding;
 #[cfg(not(feature = "shuttle"))]
 pub mod command;
-mod composition;
+pub mod composition;
 pub mod contents;
 pub mod crash;
 mod damaged;
@@ -58,6 +58,7 @@ pub mod sabotage;
 pub mod search;
 pub mod second_reader;
 pub mod sequence;
+pub mod several_clients;
 mod shape;
 pub mod silent;
 #[cfg(feature = "shuttle")]

@@ -100,5 +100,6 @@ impl BlockDevice for Uneven {
         self.around(self.flush_us_max, || self.device.flush())
     }
 
-    forward_to_device!(self => self.device; discard, length_bytes, flush_time);
+    forward_to_device!(self => self.device;
+        discard, length_bytes, flush_time, close, observe, note_damage);
 }

@@ -362,12 +362,12 @@ impl SimulatedDevice {
     }
 
     /// Covers what has completed in a range *now*, before the delay. What completes during the
-    /// delay stays unflushed.
+    /// delay stays unflushed. Failures see a request of no bytes at the beginning of the range.
     pub(super) fn flush_within(
         &self,
         range_bytes: &std::ops::Range<u64>,
     ) -> Result<(), DeviceError> {
-        let range = self.checked(Operation::Flush, 0, 0)?;
+        let range = self.checked(Operation::Flush, range_bytes.start, 0)?;
         let mut state = self.state.lock();
         powered(&state, range)?;
         let failed = state.fails(range);

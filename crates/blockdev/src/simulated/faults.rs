@@ -12,7 +12,7 @@ use std::ops::Range;
 pub struct RequestInfo {
     /// Read, write, flush or discard.
     pub operation: Operation,
-    /// The offset; zero for a flush.
+    /// The offset; for a flush the beginning of the part that is flushed.
     pub offset_bytes: u64,
     /// The length; zero for a flush.
     pub length_bytes: u64,

@@ -58,7 +58,7 @@ impl Files {
         times: WriteTimes,
     ) -> Result<()> {
         let (end_bytes, blocks) = (bytes.end, blocks_of(bytes));
-        let _extents = inode.extents.lock();
+        let _extents = self.lock_extents(inode);
         self.settle_truncation(inode)?;
         let mut missing = gaps(blocks.clone(), &self.extents_in(inode.number, blocks, usize::MAX)?);
         let wanted = missing.iter().map(|gap| gap.end - gap.start).sum();
@@ -123,7 +123,7 @@ impl Files {
                 self.zero_part(inode, whole.end.offset_bytes()..visible_end)?;
             }
         }
-        let _extents = inode.extents.lock();
+        let _extents = self.lock_extents(inode);
         self.settle_truncation(inode)?;
         loop {
             let (mut operation, batch) = self.store.begin_batch(3, 0, Effort::Removal)?;

@@ -66,7 +66,7 @@ impl Files {
     /// Writes a file's dirty data unless another thread does already; returns for how many blocks
     /// it kept space.
     pub(crate) fn write_back_if_idle(&self, inode: &Arc<Inode>) -> Result<u64> {
-        let Some(_extents) = inode.extents.try_lock() else { return Ok(0) };
+        let Some(_extents) = self.try_lock_extents(inode) else { return Ok(0) };
         let blocks = self
             .read_inode(inode)
             .map_or(0, |state| state.reservation.as_ref().map_or(0, Reservation::data_blocks));

@@ -1,10 +1,12 @@
-//! Locking inodes, which loads them.
+//! Locking inodes, which loads them, and their extents.
 //!
 //! Lock discipline: as in [`super::inode`]; several state locks are taken in ascending inode
 //! number, here only.
 use super::Files;
 use super::inode::{Inode, InodeState, ReadGuard, WriteGuard};
+use crate::store::Store;
 use crate::{Error, Result};
+use cairn_environment::lock::MutexGuard;
 use cairn_format::{InodeItem, InodeNumber, ItemKind, Key};
 use std::sync::Arc;
 
@@ -29,7 +31,43 @@ impl LockedInodes<'_> {
     }
 }
 
+/// The extents mutex of an inode, held.
+///
+/// A panic of its holder stops the volume. What the thread took to write it would otherwise count
+/// as on its way for ever, and the next fsync would find nothing to do and succeed.
+pub(crate) struct ExtentsGuard<'a> {
+    /// Until it is dropped.
+    mutex: Option<MutexGuard<'a, ()>>,
+    store: &'a Store,
+}
+
+impl Drop for ExtentsGuard<'_> {
+    /// After a panic:
+    /// 1. The volume refuses changes. The thread that takes the mutex next sees that.
+    /// 2. The mutex is free.
+    /// 3. Every waiter gets the error: callbacks run with no lock held.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let error = Error::Aborted("a thread that changed a file's blocks panicked".into());
+            self.store.refuse_changes(&error);
+            drop(self.mutex.take());
+            self.store.fail(&error);
+        }
+    }
+}
+
 impl Files {
+    /// Locks the extents of an inode.
+    pub(crate) fn lock_extents<'a>(&'a self, inode: &'a Inode) -> ExtentsGuard<'a> {
+        ExtentsGuard { mutex: Some(inode.extents.lock()), store: &self.store }
+    }
+
+    /// As [`Files::lock_extents`], unless another thread has them locked.
+    pub(crate) fn try_lock_extents<'a>(&'a self, inode: &'a Inode) -> Option<ExtentsGuard<'a>> {
+        let mutex = Some(inode.extents.try_lock()?);
+        Some(ExtentsGuard { mutex, store: &self.store })
+    }
+
     fn load(&self, number: InodeNumber) -> Result<Box<InodeState>> {
         let key = Key::new(number, ItemKind::Inode, 0);
         let value = self.store.file_tree.get(&key)?.ok_or(Error::NotFound)?;

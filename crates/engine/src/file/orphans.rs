@@ -73,7 +73,7 @@ impl Files {
 
     fn reap(&self, orphan: Orphan) {
         let inode = self.inodes.get(orphan.number);
-        let _extents = inode.extents.lock();
+        let _extents = self.lock_extents(&inode);
         self.reap_locked(&inode, orphan, Effort::Removal);
     }
 
@@ -114,7 +114,7 @@ impl Files {
         for taken in postponed.into_iter().chain(std::iter::from_fn(|| self.orphans.queue.take())) {
             let inode = self.inodes.get(taken.orphan.number);
             // The holder of the mutex may wait for this very thread.
-            if let Some(_extents) = inode.extents.try_lock() {
+            if let Some(_extents) = self.try_lock_extents(&inode) {
                 self.reap_locked(&inode, taken.orphan, Effort::Reclaim);
             } else {
                 busy.push(taken);
@@ -142,7 +142,7 @@ impl Files {
 
     fn finish_orphan(&self, number: InodeNumber, kind: OrphanKind) -> Result<()> {
         let inode = self.inodes.get(number);
-        let _extents = inode.extents.lock();
+        let _extents = self.lock_extents(&inode);
         match kind {
             OrphanKind::Remove => self.remove_inode(&inode, Effort::Removal, &mut 0),
             OrphanKind::Truncate => self.finish_truncation(&inode),

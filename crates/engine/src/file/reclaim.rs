@@ -22,7 +22,7 @@ impl Files {
     /// Writes a file's dirty data. False if another thread has it locked, which may wait for this
     /// one.
     fn write_back_for_reclaim(&self, inode: &Arc<Inode>) -> bool {
-        let Some(_extents) = inode.extents.try_lock() else { return false };
+        let Some(_extents) = self.try_lock_extents(inode) else { return false };
         if let Err(error) = self.write_back_locked(inode, Effort::Reclaim) {
             tracing::debug!("reclaim could not write inode {}: {error}", inode.number);
         }

@@ -58,7 +58,7 @@ impl Files {
         let (mut result, mut queued, mut queued_blocks) = (Ok(()), Vec::new(), 0);
         for inode in self.all_dirty() {
             let written = self.write_one(&inode, || {
-                let _extents = inode.extents.lock();
+                let _extents = self.lock_extents(&inode);
                 queued_blocks += self.write_back_with_group(&inode)?;
                 Ok(())
             });

@@ -26,7 +26,7 @@ impl Files {
     /// Sets the length of a file.
     pub(crate) fn set_size(&self, inode: &Arc<Inode>, size: u64, times: WriteTimes) -> Result<()> {
         checked_end(size, 0)?;
-        let _extents = inode.extents.lock();
+        let _extents = self.lock_extents(inode);
         self.read_inode_in_use(inode)?.expect_regular()?;
         self.settle_truncation(inode)?;
         let finished = self.cut_to_size(inode, size, times)?;

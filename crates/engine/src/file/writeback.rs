@@ -12,6 +12,8 @@
 //!    count, their blocks are pinned.*
 //!
 //! If step 2 or 3 fails, the pages are dirty again and nothing is lost; an fsync reports the error.
+//! If the thread panics, nobody knows what was written: the volume stops
+//! ([`ExtentsGuard`](crate::file::locking::ExtentsGuard)).
 //!
 //! **An fsync of little data** leaves the writing of step 3 to the log, which writes the data of a
 //! whole group together with the group's checkpoint ([`Delivery::WithGroup`]): one wait for the
@@ -111,7 +113,7 @@ impl Files {
     /// Writes all data of the file that is dirty now, and logs it. On return the data is written
     /// but not flushed.
     pub(crate) fn write_back(&self, inode: &Arc<Inode>, effort: Effort) -> Result<()> {
-        let _extents = inode.extents.lock();
+        let _extents = self.lock_extents(inode);
         self.write_back_locked(inode, effort)
     }
 
@@ -158,7 +160,7 @@ impl Files {
         &self,
         inode: &Arc<Inode>,
     ) -> Result<(LogSeq, Vec<Arc<DataTicket>>)> {
-        let _extents = inode.extents.lock();
+        let _extents = self.lock_extents(inode);
         self.write_back_with_group(inode)?;
         let state = self.read_inode(inode)?;
         Ok((state.last, state.flights.iter().map(|flight| Arc::clone(&flight.ticket)).collect()))
@@ -166,6 +168,8 @@ impl Files {
 
     fn write_back_by(&self, inode: &Arc<Inode>, effort: Effort, delivery: Delivery) -> Result<()> {
         let _writing = Writing::begin(&inode.write_backs);
+        // A thread that panicked with the mutex has left pages that count as being written.
+        self.store.check_alive()?;
         self.settle_truncation(inode)?;
         self.settle_flights(inode)?;
         // Pages above the last block that is dirty now, or made dirty again meanwhile, are left to

@@ -43,19 +43,35 @@ impl Store {
 
     /// Stops all changes after a failure; every waiter gets an error.
     pub(crate) fn fail(&self, error: &Error) {
+        self.refuse_changes(error);
+        self.end_waits(LogError::Aborted(error.clone().into_failure().as_str().into()));
+    }
+
+    /// The first half of [`Store::fail`], for a thread that holds locks and calls that when it does
+    /// not: nothing that begins from now on succeeds, and no foreign code is called.
+    pub(crate) fn refuse_changes(&self, error: &Error) {
         let failure = error.clone().into_failure();
-        if self.halt(&failure, LogError::Aborted(failure.as_str().into())) {
+        if self.refuse(&failure) {
             tracing::error!("the volume is read-only from now on: {failure}");
         }
     }
 
     /// Ends every wait and every later change with an error; whether this was the first reason to.
     pub(crate) fn halt(&self, failure: &str, reason: LogError) -> bool {
+        let first = self.refuse(failure);
+        self.end_waits(reason);
+        first
+    }
+
+    fn refuse(&self, failure: &str) -> bool {
         let first = self.transactions.fail(failure);
         self.failed.store(true, Ordering::Release);
+        first
+    }
+
+    fn end_waits(&self, reason: LogError) {
         self.log.abort(reason);
         self.space.shut_down();
         self.observer.stopped();
-        first
     }
 }
