@@ -11,11 +11,22 @@
 //! in the middle of a raise, and the member is current. A greater difference means that an old copy
 //! of a member was put back.
 //!
-//! Two complete members that don't list each other were written to separately. The user must
-//! choose between them.
+//! **Members that went on separately** are refused; the user must choose between them. A complete
+//! member is *behind* another one if all that it holds is part of the other one's history. The two
+//! labels show that by three facts:
+//!
+//! - Both list some member, which took part in what each of them holds.
+//! - The other one lists no member that this one left behind: such a member never comes back under
+//!   the same identity.
+//! - The other one's counter is not lower. If a member was replaced in between, so that one of the
+//!   two doesn't know the other, it is higher.
+//!
+//! What is behind a member that is behind a third one is behind the third one too. Of any two
+//! members one must be behind the other, and never have both left each other behind.
 
 use super::error::ComposedError;
 use super::label::{ComposedKind, FillProgress, Label};
+use std::cmp::Reverse;
 
 /// Why a member is or isn't used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,10 +121,11 @@ pub(super) fn assemble(
     }
     check_pairs(kind, &labelled)?;
     let complete = labelled.iter().filter(|(_, label)| label.progress == FillProgress::Complete);
-    // Two members with the same counter list each other; either will do.
+    // With the same counter, one may list a member that the other has just left behind: a crash in
+    // a raise leaves that, and either would do. The member that was left behind must not come back.
     let authority = complete
         .map(|(_, label)| *label)
-        .max_by_key(|label| (label.events, label.sequence))
+        .max_by_key(|label| (label.events, Reverse(label.in_sync.count_ones()), label.sequence))
         .cloned();
     let Some(authority) = authority else {
         return Err(ComposedError::NoneComplete { members: names() });
@@ -125,23 +137,62 @@ pub(super) fn assemble(
 
 fn check_pairs(kind: ComposedKind, labelled: &[(&str, &Label)]) -> Result<(), ComposedError> {
     for (at, &(first_name, first)) in labelled.iter().enumerate() {
-        for &(second_name, second) in &labelled[at + 1..] {
-            let (first_name, second_name) = (first_name.to_owned(), second_name.to_owned());
-            if first.member == second.member {
-                return Err(ComposedError::Same { first: first_name, second: second_name });
-            }
-            let complete = first.progress == FillProgress::Complete
-                && second.progress == FillProgress::Complete;
-            if kind == ComposedKind::Mirror
-                && complete
-                && !first.lists(second)
-                && !second.lists(first)
-            {
-                return Err(ComposedError::Diverged { first: first_name, second: second_name });
+        let same = labelled[at + 1..].iter().find(|(_, second)| first.member == second.member);
+        if let Some(&(second_name, _)) = same {
+            let (first, second) = (first_name.to_owned(), second_name.to_owned());
+            return Err(ComposedError::Same { first, second });
+        }
+    }
+    let labels: Vec<&Label> = labelled.iter().map(|(_, label)| *label).collect();
+    match separate_pair(&labels).filter(|_| kind == ComposedKind::Mirror) {
+        Some([first, second]) => Err(ComposedError::Diverged {
+            first: labelled[first].0.to_owned(),
+            second: labelled[second].0.to_owned(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Two complete members of a mirror that went on separately, if there are any.
+pub(super) fn separate_pair(labels: &[&Label]) -> Option<[usize; 2]> {
+    let complete: Vec<usize> = (0..labels.len())
+        .filter(|&member| labels[member].progress == FillProgress::Complete)
+        .collect();
+    let mut behind: Vec<Vec<bool>> = labels
+        .iter()
+        .map(|one| labels.iter().map(|other| is_behind(one, other)).collect())
+        .collect();
+    for &by in &complete {
+        for &one in &complete {
+            for &other in &complete {
+                behind[one][other] |= behind[one][by] && behind[by][other];
             }
         }
     }
-    Ok(())
+    let pairs = complete
+        .iter()
+        .enumerate()
+        .flat_map(|(at, &first)| complete[at + 1..].iter().map(move |&second| [first, second]));
+    pairs.into_iter().find(|&[first, second]| {
+        let left_each_other =
+            labels[first].left_behind(labels[second]) && labels[second].left_behind(labels[first]);
+        left_each_other || !(behind[first][second] || behind[second][first])
+    })
+}
+
+/// Whether the labels alone show that all that `one` holds is part of the history of `other`.
+fn is_behind(one: &Label, other: &Label) -> bool {
+    let members = || one.members.iter().enumerate();
+    let listed_again = members()
+        .any(|(index, member)| !one.lists_as(index, member) && other.lists_as(index, member));
+    let both_list_one = members()
+        .any(|(index, member)| one.lists_as(index, member) && other.lists_as(index, member));
+    let lower = if one.knows(other) && other.knows(one) {
+        one.events <= other.events + EVENTS_GAP_MAX
+    } else {
+        one.events < other.events
+    };
+    !listed_again && both_list_one && lower
 }
 
 fn state_of(authority: &Label, label: Option<&Label>) -> MemberState {

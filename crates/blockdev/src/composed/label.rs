@@ -141,8 +141,22 @@ const _: () = assert!(LABEL_BYTES == 512);
 impl Label {
     /// Whether this label says that `other` was in sync when it was written.
     pub(super) fn lists(&self, other: &Label) -> bool {
-        self.in_sync & (1 << other.index) != 0
-            && self.members.get(other.index) == Some(&other.member)
+        self.lists_as(other.index, &other.member)
+    }
+
+    /// Whether this label says that `member`, with this index, was in sync when it was written.
+    pub(super) fn lists_as(&self, index: usize, member: &Identity) -> bool {
+        self.in_sync & (1 << index) != 0 && self.members.get(index) == Some(member)
+    }
+
+    /// Whether `other` was a member when this label was written.
+    pub(super) fn knows(&self, other: &Label) -> bool {
+        self.members.get(other.index) == Some(&other.member)
+    }
+
+    /// Whether this label says that `other` was a member, but not in sync any more.
+    pub(super) fn left_behind(&self, other: &Label) -> bool {
+        self.knows(other) && !self.lists(other)
     }
 
     pub(super) fn encode(&self) -> [u8; LABEL_BYTES] {

@@ -9,7 +9,7 @@
 //!
 //! Lock discipline: one thread; only the devices' own locks.
 
-use super::assembly::{LabelledName, assemble};
+use super::assembly::{LabelledName, assemble, separate_pair};
 use super::error::ComposedError;
 use super::label::{ComposedKind, DATA_START_BYTES, FillProgress, Identity, Label};
 use super::members::{Access, Candidate};
@@ -79,7 +79,9 @@ impl Rebuild {
         if let Some(label) =
             earlier.as_ref().filter(|label| label.progress == FillProgress::Complete && !force)
         {
-            if label.events > authority.events || !label.lists(&authority) {
+            let with_target: Vec<&Label> =
+                found.iter().filter_map(|found| found.label.as_ref()).chain([label]).collect();
+            if label.events > authority.events || separate_pair(&with_target).is_some() {
                 return Err(ComposedError::WouldLose { member: target_name });
             }
             if authority.lists(label) && authority.events - label.events <= 1 {

@@ -79,6 +79,21 @@ fn a_stale_member_is_filled_in_place() {
     assert_eq!((byte(&mirror, 0), byte(&mirror, 1)), (99, 1));
 }
 
+#[test]
+fn a_member_that_was_away_while_another_one_was_replaced_is_left_behind_and_filled_in_place() {
+    let disks = filled(3);
+    let new: Disk = Arc::new(SimulatedDevice::new(MEMBER_BYTES));
+    rebuild(&[Some(&disks[0]), None, None], 1, &new);
+    open(&[Some(&disks[0]), Some(&new), None], true).unwrap().write(0, &[&[99; 4096]]).unwrap();
+    for a in [Some(&disks[0]), None] {
+        let members = candidates(&[a, Some(&new), Some(&disks[2])]);
+        let mirror = Mirror::open(members, Access::ReadOnly, true).unwrap();
+        assert_eq!((byte(&mirror, 0), mirror.copies()), (99, 1 + usize::from(a.is_some())));
+    }
+    rebuild(&[None, Some(&new), None], 2, &disks[2]);
+    assert_eq!(byte(&open(&[None, None, Some(&disks[2])], true).unwrap(), 0), 99);
+}
+
 /// Reads of the member still return what its flush has lost; a rebuild must not take that for a
 /// copy.
 #[test]
