@@ -14,6 +14,8 @@ const READ_BYTES_MAX: usize = 64 << 10;
 const READS_MAX: usize = 256;
 /// Names that are changed one by one.
 const CHANGED_MAX: usize = 24;
+/// A file is made longer by this much.
+const LENGTHENED_BYTES: u64 = 40 << 10;
 
 /// What a walk has found.
 #[derive(Default)]
@@ -238,18 +240,19 @@ fn is_refusal(error: &Error) -> bool {
     )
 }
 
-/// Changes something of everything; the errors that are no refusals.
-pub fn change(volume: &Volume) -> Vec<Error> {
-    let mut errors = Vec::new();
+/// Changes something of everything; the errors that are no refusals, and what was wrong after a
+/// change.
+pub fn change(volume: &Volume) -> Vec<String> {
+    let mut found = Found::default();
+    let entries = entries(volume, &mut found);
+    let mut errors = not_zero_behind_the_end(volume, &entries);
     let mut note = |result: Result<(), Error>| {
         if let Err(error) = result
             && !is_refusal(&error)
         {
-            errors.push(error);
+            errors.push(error.to_string());
         }
     };
-    let mut found = Found::default();
-    let entries = entries(volume, &mut found);
     note(create(volume));
     let step = entries.len().div_ceil(CHANGED_MAX).max(1);
     for (index, entry) in entries.iter().step_by(step).enumerate() {
@@ -264,6 +267,32 @@ pub fn change(volume: &Volume) -> Vec<Error> {
     note(volume.sync());
     note(volume.commit());
     errors
+}
+
+/// Files that have something else than zeros where they are made longer. They get their length back.
+fn not_zero_behind_the_end(volume: &Volume, entries: &[Entry]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let files = entries.iter().filter(|entry| entry.file_type == FileType::Regular);
+    for entry in files.take(CHANGED_MAX) {
+        let Ok(attributes) = volume.lookup(entry.parent, &entry.name) else { continue };
+        let inode = attributes.inode;
+        let resize = |size_bytes| {
+            let change = AttributeChange { size: Some(size_bytes), ..AttributeChange::default() };
+            volume.set_attributes(inode, &change)
+        };
+        let end = attributes.size_bytes;
+        let mut bytes = Vec::new();
+        if resize(end.saturating_add(LENGTHENED_BYTES)).is_ok() {
+            let read = volume.read(inode, end, LENGTHENED_BYTES as usize, &mut bytes);
+            if read.is_ok() && bytes.iter().any(|byte| *byte != 0) {
+                wrong.push(format!("{} is not zero behind its old end", entry.path));
+            }
+            // A refusal shows when the file is changed.
+            drop(resize(end));
+        }
+        volume.forget(inode, 1);
+    }
+    wrong
 }
 
 fn create(volume: &Volume) -> Result<(), Error> {
