@@ -111,10 +111,12 @@ impl Scene {
     /// The scene of a seed.
     pub fn of_seed(seed: u64) -> Scene {
         let random = &mut Seeded::new(seed);
-        let clients = 8 + random.below(25);
-        let operations_each = one_of(random, &[6, 15, 40]);
         let full_log = random.chance(1, 4);
-        let profile = if full_log { Profile::CRASH_FULL_LOG } else { Profile::CRASH };
+        let even = if full_log { Profile::CRASH_FULL_LOG } else { Profile::CRASH };
+        let profile = if random.chance(1, 2) { even.swarm(random) } else { even };
+        // What takes much space, or several transactions, is for few.
+        let clients = if profile.is_large() { 2 + random.below(7) } else { 8 + random.below(25) };
+        let operations_each = one_of(random, &[6, 15, 40]);
         let flush_us = one_of(random, &[0, 100, 500, 2500, 15_000]);
         let write_us = one_of(random, &[0, 30, 200]);
         let pause_us = one_of(random, &[0, 0, 3_000, 20_000_000]);
