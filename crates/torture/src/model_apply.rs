@@ -149,6 +149,10 @@ impl Model {
                 let bytes = contents.read(*from_offset_bytes, *length_bytes);
                 if !bytes.is_empty() {
                     let (node, _) = self.regular_node(target)?;
+                    let distance = from_offset_bytes.abs_diff(*to_offset_bytes);
+                    if node == source && distance < bytes.len() as u64 {
+                        return Err(Failure::InvalidArgument);
+                    }
                     self.contents_mut(node, true, effects).write(*to_offset_bytes, &bytes);
                 }
                 Ok(Value::Count(bytes.len() as u64))

@@ -427,20 +427,24 @@ impl Members {
         }
     }
 
-    /// 1. A member that is behind since a crash in an earlier raise catches up.
+    /// 1. A member that is behind since a crash in an earlier raise catches up, and all are flushed:
+    ///    of a process that was killed in a raise, some labels may not be durable. *A crash: the
+    ///    difference is one, as before.*
     /// 2. Counter + 1 on all, flushed. *A crash: some have it, a difference of one.*
     /// 3. Counter + 1 again, so that both slots of each label agree. *A crash: the same.*
     fn raise_as(&self, labels: &mut Labels, mask: u32) -> Result<(), (usize, DeviceError)> {
-        for events in labels.events..=labels.events + 2 {
+        let found = labels.events;
+        for events in found..=found + 2 {
             labels.events = events;
             for (index, device) in self.usable() {
-                if let Some(label) =
-                    labels.each[index].as_mut().filter(|label| label.events < events)
-                {
+                let Some(label) = labels.each[index].as_mut() else { continue };
+                if label.events < events {
                     (label.events, label.in_sync, label.open) = (events, mask, labels.open);
                     label.write(&**device).map_err(|error| (index, error))?;
-                    device.flush().map_err(|error| (index, error))?;
+                } else if events > found {
+                    continue;
                 }
+                device.flush().map_err(|error| (index, error))?;
             }
         }
         Ok(())

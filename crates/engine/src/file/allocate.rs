@@ -178,6 +178,9 @@ impl Files {
         let length_bytes =
             length_bytes.min(self.attributes(from)?.size_bytes.saturating_sub(from_offset));
         self.read(from, from_offset, 0, &mut Vec::new())?;
+        if from == to && overlap(from_offset, to_offset, length_bytes) {
+            return Err(Error::InvalidArgument("a range is copied onto a part of itself"));
+        }
         while copied < length_bytes {
             let mut buffer =
                 self.buffers.take((length_bytes - copied).min(COPY_STEP_BYTES) as usize);
@@ -206,7 +209,10 @@ impl Files {
     ) -> Option<Result<u64>> {
         let size = self.try_read_inode_in_use(&self.inodes.get(from))?.item.size;
         let length_bytes = length_bytes.min(size.saturating_sub(from_offset));
-        if length_bytes == 0 || length_bytes > CACHED_COPY_BYTES_MAX {
+        if length_bytes == 0
+            || length_bytes > CACHED_COPY_BYTES_MAX
+            || (from == to && overlap(from_offset, to_offset, length_bytes))
+        {
             return None;
         }
         let mut buffer = self.buffers.take(length_bytes as usize);
@@ -215,4 +221,9 @@ impl Files {
         let written = self.write_shared(to, to_offset, &buffer.share(), 0..count, times);
         Some(written.map(|()| count as u64))
     }
+}
+
+/// Whether two ranges of this length have a part in common.
+fn overlap(first_offset: u64, second_offset: u64, length_bytes: u64) -> bool {
+    first_offset.abs_diff(second_offset) < length_bytes
 }

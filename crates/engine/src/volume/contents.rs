@@ -182,10 +182,11 @@ impl Volume {
         self.files().seek(inode, offset_bytes, target)
     }
 
-    /// Copies bytes between files; returns how many.
+    /// Copies bytes between files, or within one; returns how many.
     ///
     /// # Errors
-    /// Those of [`Volume::read`] and of [`Volume::write`].
+    /// Those of [`Volume::read`] and of [`Volume::write`]; [`Error::InvalidArgument`] if the two
+    /// ranges of one file overlap.
     pub fn copy_range(
         &self,
         from: InodeNumber,
