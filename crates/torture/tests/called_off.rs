@@ -319,11 +319,16 @@ fn round(random: &mut Seeded, when: &str) -> usize {
         (0, 0, 0),
         "{when}: something is reserved, though nothing is under way; {outcomes:?}"
     );
+    let space = volume.space();
     volume.close().expect("it closes");
     drop(volume);
     let report =
         check(&*device, &CheckOptions { data: true, repair: false }, &mut |_| {}).expect("a check");
     assert_eq!(report.errors, 0, "{when}: {report}");
+    assert_eq!(
+        space.free_blocks, report.statistics.free_blocks,
+        "{when}: other blocks were free; {outcomes:?}"
+    );
     let volume = Volume::open(device, VolumeOptions::default()).expect("it opens again");
     expect_outcomes(&volume, &outcomes, &format!("{when}, opened again"));
     volume.close().expect("it closes again");
