@@ -184,8 +184,12 @@ impl Run<'_> {
     }
 
     fn create(&mut self, name: &str) -> Option<File> {
-        let created =
-            OpenOptions::new().read(true).write(true).create(true).open(self.mounted.path(name));
+        let created = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(self.mounted.path(name));
         match created {
             Ok(file) => {
                 self.files.entry(name.to_owned()).or_default();
