@@ -1,6 +1,6 @@
 //! Real mounts of the tiny file system: they need root and `/dev/fuse`, and are skipped without.
 use crate::mounting::{MadeMount, helper};
-use crate::tiny_file_system::{TinyFileSystem, can_mount, options_of_tests, unmount_soon};
+use crate::tiny_file_system::{TinyFileSystem, options_of_tests, unmount_soon};
 use crate::transport::Handler;
 use crate::{MountError, MountOptions, Session, Unmounter, find_mount};
 use cairn_environment::thread::{self, JoinHandle};
@@ -10,6 +10,15 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
+
+/// Whether this process can mount.
+pub fn can_mount() -> bool {
+    let possible = rustix::process::geteuid().is_root() && fs::exists("/dev/fuse").unwrap_or(false);
+    if !possible {
+        eprintln!("skipped: needs root and /dev/fuse");
+    }
+    possible
+}
 
 struct MountedSession {
     file_system: Arc<TinyFileSystem>,

@@ -12,16 +12,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use zerocopy::{Immutable, IntoBytes};
 
-/// Whether this process can mount.
-pub fn can_mount() -> bool {
-    let possible =
-        rustix::process::geteuid().is_root() && std::fs::exists("/dev/fuse").unwrap_or(false);
-    if !possible {
-        eprintln!("skipped: needs root and /dev/fuse");
-    }
-    possible
-}
-
 /// The default mount options, with the transport in `CAIRN_TEST_TRANSPORT`.
 pub fn options_of_tests() -> MountOptions {
     let transport = match std::env::var("CAIRN_TEST_TRANSPORT").as_deref() {

@@ -1,10 +1,10 @@
 //! Memory stays within what a volume was given: clean nodes, dirty nodes, inodes, cached data and
 //! dirty data, while clients need far more than that; and everything they do is right.
 //!
-//! Permitted beyond the limits, as their code says: nodes that are in use at the moment; dirty nodes
-//! up to the whole limit, and those that each client's last operation adds; inodes with dirty data,
-//! and one in use for each client; of dirty data the write that each client is at, or the step of a
-//! copy.
+//! Permitted beyond the limits, as their code says: nodes that are in use at the moment; dirty
+//! nodes up to the whole limit, and those that each client's last operation adds; inodes with dirty
+//! data, and one in use for each client; of dirty data the write that each client is at, or the
+//! step of a copy.
 //!
 //! Each client has files of its own and knows what they hold. It compares what it reads at any
 //! time, and everything is compared after a remount. All clients must come to their end. The power

@@ -1,7 +1,8 @@
 //! Over io_uring, the queue's thread answers requests that need only memory; a worker answers the
 //! others.
 use super::volume_tests::{MountedImage, pattern};
-use crate::tiny_file_system::{can_mount, options_of_tests};
+use crate::session_tests::can_mount;
+use crate::tiny_file_system::options_of_tests;
 use crate::{MountOptions, Transport};
 use cairn_blockdev::AlignedBuffer;
 use cairn_environment::random::Seeded;

@@ -2,7 +2,8 @@
 //! With it, data that the kernel accepted and that could not be stored is reported.
 use super::volume_tests::{MountedImage, pattern};
 use crate::MountOptions;
-use crate::tiny_file_system::{can_mount, options_of_tests};
+use crate::session_tests::can_mount;
+use crate::tiny_file_system::options_of_tests;
 use cairn_environment::clock;
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};

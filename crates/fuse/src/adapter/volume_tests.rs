@@ -1,6 +1,7 @@
 //! Real mounts of real volumes: they need root and `/dev/fuse`, and are skipped without.
 use crate::kernel::mapping::Mapping;
-use crate::tiny_file_system::{can_mount, options_of_tests, unmount_soon};
+use crate::session_tests::can_mount;
+use crate::tiny_file_system::{options_of_tests, unmount_soon};
 use crate::{MountOptions, Unmounter, XATTR_STATISTICS, find_mount, mount};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_engine::{Volume, VolumeOptions, mkfs};
