@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 /// Whether this process can mount.
-fn can_mount() -> bool {
+pub fn can_mount() -> bool {
     let possible = rustix::process::geteuid().is_root() && fs::exists("/dev/fuse").unwrap_or(false);
     if !possible {
         eprintln!("skipped: needs root and /dev/fuse");

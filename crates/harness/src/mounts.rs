@@ -1,13 +1,39 @@
 //! What is mounted, as the kernel reports it in `/proc/self/mountinfo`; and how a mount is taken
 //! out of the tree. In the table a blank, a tab, a line feed and a backslash in a name are three
-//! octal digits behind a backslash.
+//! octal digits behind a backslash. For tests: whether they can mount.
+use crate::console;
 use crate::process::output_of;
 use anyhow::bail;
 use std::ffi::OsString;
+use std::fs::OpenOptions;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+/// Whether tests that mount something must run: `CAIRN_MOUNT_TESTS=required`.
+pub fn tests_must_mount() -> bool {
+    mode_of_tests() == "required"
+}
+
+/// Whether tests that mount something run: where `/dev/fuse` can be opened, unless
+/// `CAIRN_MOUNT_TESTS=off` leaves them out. A line says so if not.
+///
+/// # Panics
+/// If they must run and can't.
+pub fn tests_can_mount() -> bool {
+    let usable = OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
+    assert!(usable || !tests_must_mount(), "/dev/fuse cannot be opened");
+    let runs = usable && mode_of_tests() != "off";
+    if !runs {
+        console::tell(&format_args!("left out: no mount without /dev/fuse"));
+    }
+    runs
+}
+
+fn mode_of_tests() -> String {
+    std::env::var("CAIRN_MOUNT_TESTS").unwrap_or_default()
+}
 
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]

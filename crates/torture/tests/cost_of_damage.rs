@@ -12,9 +12,9 @@
 //!   report says so.
 //! - After the repair a check finds nothing.
 //!
-//! Left out: where the bitmaps and nodes above the leaves are damaged too, nothing but the number of
-//! blocks in use shows that an older version of a leaf took the place of a damaged one. With as many
-//! blocks it does so without a word.
+//! Left out: where the bitmaps and nodes above the leaves are damaged too, nothing but the number
+//! of blocks in use shows that an older version of a leaf took the place of a damaged one. With as
+//! many blocks it does so without a word.
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{AllocateMode, FileType, InodeNumber, Volume, VolumeOptions};
 use cairn_environment::random::Seeded;

@@ -1,26 +1,31 @@
 //! Memory stays within what a volume was given: clean nodes, dirty nodes, inodes, cached data and
 //! dirty data, while clients need far more than that; and everything they do is right.
 //!
-//! Permitted beyond the limits, as their code says: nodes that are in use at the moment; dirty nodes
-//! up to the whole limit, and those that each client's last operation adds; inodes with dirty data,
-//! and one in use for each client; of dirty data the write that each client is at.
+//! Permitted beyond the limits, as their code says: nodes that are in use at the moment; dirty
+//! nodes up to the whole limit, and those that each client's last operation adds; inodes with dirty
+//! data, and one in use for each client; of dirty data the write that each client is at, or the
+//! step of a copy.
 //!
 //! Each client has files of its own and knows what they hold. It compares what it reads at any
-//! time, and everything is compared after a remount. All clients must come to their end.
-use cairn_blockdev::{BlockDevice, MemoryDevice};
+//! time, and everything is compared after a remount. All clients must come to their end. The power
+//! fails now and then, in a copy: no file is longer then than it ever was, and none of those that
+//! an fsync has covered lacks its end.
+use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{
     AttributeChange, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, XattrMode,
 };
 use cairn_environment::atomic::{AtomicBool, Ordering};
+use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
-use cairn_environment::thread;
+use cairn_environment::{Rank, thread};
 use cairn_format::{BLOCK_SIZE, NODE_SIZE};
 use cairn_torture::contents::{Contents, Tag, describe, pattern};
 use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, read_all};
 use cairn_torture::seed_from_environment;
 use cairn_torture::watchdog::Watchdog;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +33,14 @@ const CLIENTS: u8 = 6;
 const FILES: usize = 500;
 const OPERATIONS: u32 = 1500;
 const WRITE_BYTES_MAX: u64 = 96 << 10;
+/// A copy is many writes; the longest step of anything.
+const STEP_BYTES_MAX: u64 = 1 << 20;
 const XATTR_BYTES: usize = 1200;
+/// Files of a client that it writes to most of the time, here and there, and how long they become.
+const HOT_FILES: usize = 3;
+const HOT_BYTES: u64 = 3 << 20;
+/// Operations of a client between two power failures.
+const FAILURE_INTERVAL: u32 = 250;
 
 const NODES: u64 = 64;
 const INODES: usize = 256;
@@ -37,7 +49,7 @@ const DIRTY_BYTES: u64 = 2 << 20;
 /// Nodes that one operation may use or make dirty: some ways from the root to a leaf, with splits.
 const NODES_OF_AN_OPERATION: u64 = 12;
 
-fn open(device: &Arc<MemoryDevice>, background: bool) -> Volume {
+fn open(device: &Arc<SimulatedDevice>, background: bool) -> Volume {
     let options = VolumeOptions {
         background,
         commit_interval: Duration::from_millis(30),
@@ -88,14 +100,14 @@ impl Most {
     fn check(self) {
         let clients = u64::from(CLIENTS);
         let in_use = clients * NODES_OF_AN_OPERATION;
-        let dirty_inodes = (DIRTY_BYTES + clients * WRITE_BYTES_MAX) / BLOCK_SIZE as u64;
+        let dirty_inodes = DIRTY_BYTES / BLOCK_SIZE as u64 + clients;
         let limits = [
             // A commit makes all dirty nodes clean at once, and then they go.
             ("clean nodes", self.clean_nodes, 2 * NODES + in_use),
             ("dirty nodes", self.dirty_nodes, NODES + in_use),
             ("inodes", self.inodes, INODES as u64 + dirty_inodes + clients),
             ("bytes of cached data", self.data_cache_bytes, DATA_CACHE_BYTES),
-            ("bytes of dirty data", self.dirty_bytes, DIRTY_BYTES + clients * WRITE_BYTES_MAX),
+            ("bytes of dirty data", self.dirty_bytes, DIRTY_BYTES + clients * STEP_BYTES_MAX),
         ];
         for (what, most, limit) in limits {
             assert!(
@@ -112,9 +124,25 @@ impl Most {
     }
 }
 
+/// The lengths that a file may have after a power failure.
+#[derive(Clone, Copy, Default)]
+struct Lengths {
+    /// Of all versions since the last fsync.
+    least: u64,
+    /// Of all versions.
+    most: u64,
+    /// How many fsyncs there were.
+    fsyncs: u64,
+}
+
+/// By inode number.
+type AllLengths = Arc<Mutex<HashMap<u64, Lengths>>>;
+
 /// A client and its files: inode, content, and the value of its attribute.
 struct Client {
     volume: Volume,
+    device: Arc<SimulatedDevice>,
+    lengths: AllLengths,
     number: u8,
     random: Seeded,
     files: Vec<(InodeNumber, Contents, Option<u8>)>,
@@ -145,6 +173,9 @@ impl Client {
         }
         for operation in 1..=OPERATIONS {
             self.operation(operation);
+            if operation % FAILURE_INTERVAL == 0 {
+                self.fail_power();
+            }
             if operation % 4 == 0 {
                 self.most.look(&volume);
             }
@@ -162,29 +193,86 @@ impl Client {
         *known = Some(value);
     }
 
+    fn pick(&mut self) -> usize {
+        let files = if self.random.chance(1, 2) { HOT_FILES } else { FILES };
+        self.random.below(files as u64) as usize
+    }
+
+    /// What the file may be as long as after a power failure from now on.
+    fn note_length(&self, inode: InodeNumber, size_bytes: u64) {
+        let mut lengths = self.lengths.lock();
+        let known = lengths.entry(inode.0).or_default();
+        known.least = known.least.min(size_bytes);
+        known.most = known.most.max(size_bytes);
+    }
+
     fn operation(&mut self, operation: u32) {
-        let number = self.random.below(FILES as u64) as usize;
+        let (number, source) = (self.pick(), self.pick());
         let random = &mut self.random;
-        let (inode, contents, xattr) = &mut self.files[number];
-        let (volume, inode) = (&self.volume, *inode);
-        match random.below(12) {
-            0..5 => {
+        let is_hot = number < HOT_FILES;
+        let (inode, mut contents, xattr) = self.files[number].clone();
+        let volume = self.volume.clone();
+        match random.below(14) {
+            0..6 => {
                 let most = if random.chance(1, 4) { WRITE_BYTES_MAX } else { 6000 };
-                let (offset, length) = (random.below(40_000), 1 + random.below(most));
+                let offset = random.below(if is_hot { HOT_BYTES } else { 40_000 });
+                let length = 1 + random.below(most);
                 let data = pattern(Tag { client: self.number, operation }, offset, length);
+                self.note_length(inode, contents.size_bytes().max(offset + length));
                 volume.write(inode, offset, &data).expect("space");
                 contents.write(offset, &data);
             }
-            5 => {
+            6 => {
                 let size = random.below(contents.size_bytes() + 1);
                 let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
+                self.note_length(inode, size);
                 volume.set_attributes(inode, &change).expect("space");
                 contents.truncate(size);
             }
-            6 => self.set_xattr(number),
-            7 => volume.fsync_blocking(inode, FsyncKind::Full).expect("it is healthy"),
-            8 if random.chance(1, 8) => volume.sync().expect("it is healthy"),
-            _ => expect(volume, inode, contents, *xattr),
+            7 => return self.set_xattr(number),
+            8 | 9 => {
+                volume.fsync_blocking(inode, FsyncKind::Full).expect("it is healthy");
+                let mut lengths = self.lengths.lock();
+                let known = lengths.entry(inode.0).or_default();
+                (known.least, known.fsyncs) = (contents.size_bytes(), known.fsyncs + 1);
+            }
+            10 if random.chance(1, 8) => volume.sync().expect("it is healthy"),
+            11 if is_hot && number != source => {
+                let from = random.below(HOT_BYTES / 2);
+                let (to, length) = (random.below(HOT_BYTES / 4), random.below(HOT_BYTES));
+                let data = self.files[source].1.read(from, length);
+                self.note_length(inode, contents.size_bytes().max(to + data.len() as u64));
+                let copied = volume
+                    .copy_range(self.files[source].0, from, inode, to, length)
+                    .expect("space");
+                assert!(copied == data.len() as u64, "{copied} of {} bytes copied", data.len());
+                contents.write(to, &data);
+            }
+            _ => expect(&volume, inode, &contents, xattr),
+        }
+        self.files[number].1 = contents;
+    }
+
+    /// What the power leaves if it fails now.
+    fn fail_power(&mut self) {
+        let before = self.lengths.lock().clone();
+        let state = Arc::new(self.device.crash_state(&mut self.random));
+        let after = self.lengths.lock().clone();
+        let volume = open(&state, false);
+        for (inode, Lengths { least, fsyncs, .. }) in before {
+            let now = after[&inode];
+            // A file that was fsynced meanwhile may have been shorter before that.
+            let least = if fsyncs == now.fsyncs { least.min(now.least) } else { 0 };
+            let found = match volume.attributes(InodeNumber(inode)) {
+                Ok(attributes) => attributes.size_bytes,
+                // It was never made durable.
+                Err(_) => 0,
+            };
+            assert!(
+                (least..=now.most).contains(&found),
+                "after a power failure inode {inode} has {found} bytes, not {least} to {}",
+                now.most
+            );
         }
     }
 }
@@ -206,9 +294,10 @@ fn expect(volume: &Volume, inode: InodeNumber, contents: &Contents, xattr: Optio
 fn check(background: bool) {
     let seed = seed_from_environment();
     let _watchdog = Watchdog::new(format!("seed {seed}"), Duration::from_secs(300));
-    let device = Arc::new(MemoryDevice::new(256 << 20));
+    let device = Arc::new(SimulatedDevice::new(256 << 20));
     mkfs(&*device, &MkfsOptions::default()).expect("a new volume");
     let volume = open(&device, background);
+    let lengths: AllLengths = Arc::new(Mutex::new(Rank::LEAF, HashMap::new()));
     let done = Arc::new(AtomicBool::new(false));
     let looking = {
         let (volume, done) = (volume.clone(), Arc::clone(&done));
@@ -225,6 +314,8 @@ fn check(background: bool) {
         .map(|number| {
             let client = Client {
                 volume: volume.clone(),
+                device: Arc::clone(&device),
+                lengths: Arc::clone(&lengths),
                 number,
                 random: Seeded::new(seed ^ u64::from(number) << 40),
                 files: Vec::new(),

@@ -8,6 +8,7 @@ use cairn_blockdev::{
 };
 use cairn_environment::random::Seeded;
 use cairn_environment::thread;
+use cairn_harness::mounts;
 use cairn_torture::crash::{CrashOptions, run};
 use cairn_torture::medium::Medium;
 use cairn_torture::recorded::RecordedFile;
@@ -20,10 +21,7 @@ const FILE_BYTES: u64 = 16 << 20;
 /// Whether this machine can mount. Where it must, it is an error that it can't.
 fn can_mount() -> bool {
     let Err(error) = Medium::File.check() else { return true };
-    assert!(
-        std::env::var("CAIRN_MOUNT_TESTS").as_deref() != Ok("required"),
-        "mounts are required here: {error}"
-    );
+    assert!(!mounts::tests_must_mount(), "mounts are required here: {error}");
     eprintln!("NOTE: left out: {error}");
     false
 }

@@ -1,6 +1,7 @@
 //! Over io_uring, the queue's thread answers requests that need only memory; a worker answers the
 //! others.
-use super::volume_tests::{MountedImage, can_mount, pattern};
+use super::volume_tests::{MountedImage, pattern};
+use crate::session_tests::can_mount;
 use crate::tiny_file_system::options_of_tests;
 use crate::{MountOptions, Transport};
 use cairn_blockdev::AlignedBuffer;

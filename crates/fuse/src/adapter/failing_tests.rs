@@ -1,6 +1,7 @@
 //! A device that can't write some blocks: every caller that syncs them gets the error, on every
 //! path of the request.
-use super::volume_tests::{MountedImage, can_mount};
+use super::volume_tests::MountedImage;
+use crate::session_tests::can_mount;
 use crate::tiny_file_system::options_of_tests;
 use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, Operation, forward_to_device};
 use cairn_environment::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,8 @@
 //! Real mounts that get full. Without the kernel's writeback cache, accepted writes are stored.
 //! With it, data that the kernel accepted and that could not be stored is reported.
-use super::volume_tests::{MountedImage, can_mount, pattern};
+use super::volume_tests::{MountedImage, pattern};
 use crate::MountOptions;
+use crate::session_tests::can_mount;
 use crate::tiny_file_system::options_of_tests;
 use cairn_environment::clock;
 use rustix::io::Errno;

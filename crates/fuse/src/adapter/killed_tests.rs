@@ -75,7 +75,7 @@ fn fill(volume: &Volume) {
 
 #[test]
 fn a_program_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
-    if !super::volume_tests::can_mount() {
+    if !crate::session_tests::can_mount() {
         return;
     }
     let directory = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();

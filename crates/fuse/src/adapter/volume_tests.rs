@@ -1,5 +1,6 @@
 //! Real mounts of real volumes: they need root and `/dev/fuse`, and are skipped without.
 use crate::kernel::mapping::Mapping;
+use crate::session_tests::can_mount;
 use crate::tiny_file_system::{options_of_tests, unmount_soon};
 use crate::{MountOptions, Unmounter, XATTR_STATISTICS, find_mount, mount};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
@@ -19,14 +20,6 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const IMAGE_BYTES: u64 = 256 << 20;
-
-pub fn can_mount() -> bool {
-    let possible = rustix::process::geteuid().is_root() && fs::exists("/dev/fuse").unwrap_or(false);
-    if !possible {
-        eprintln!("skipped: needs root and /dev/fuse");
-    }
-    possible
-}
 
 fn open_volume(image: &Path, read_only: bool) -> Volume {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
