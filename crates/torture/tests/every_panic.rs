@@ -1,7 +1,7 @@
 //! Requests to the device panic in turn, in the thread that makes them: every third write, every
-//! second flush and every second read of a run, others in each; once, or each from then on; before the device has done it, in the middle, or
-//! after. A bug in a driver of the device would do that, and so would one in any code on the way
-//! there, with the same locks held.
+//! second flush and every second read of a run, others in each; once, or each from then on; before
+//! the device has done it, in the middle, or after. A bug in a driver of the device would do that,
+//! and so would one in any code on the way there, with the same locks held.
 //!
 //! The rules are those of `every_fault`: every fsync returns, one that succeeded is there after a
 //! power failure at any later moment, and what is read is right. After a panic the volume either
