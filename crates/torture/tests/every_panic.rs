@@ -9,7 +9,9 @@
 //! follows.
 use cairn_blockdev::{BlockDevice, DeviceError, SetWrite, SimulatedDevice, forward_to_device};
 use cairn_engine::{Error, FlushPolicy, Volume, VolumeOptions};
+use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
+use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
 use cairn_torture::composition::Composition;
 use cairn_torture::several_clients::{
@@ -18,7 +20,7 @@ use cairn_torture::several_clients::{
 use cairn_torture::watchdog::Watchdog;
 use std::collections::BTreeMap;
 use std::panic::panic_any;
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 /// Earlier moments at which the power fails, of each run.
@@ -70,7 +72,7 @@ impl Panicking {
             plan,
             armed: AtomicBool::new(false),
             seen: AtomicU64::new(0),
-            threads: Mutex::default(),
+            threads: Mutex::new(Rank::LEAF, Vec::new()),
         })
     }
 
@@ -91,7 +93,7 @@ impl Panicking {
 
     fn panic(&self) -> ! {
         let name = std::thread::current().name().unwrap_or("unnamed").to_owned();
-        self.threads.lock().expect("no thread panics with it").push(name);
+        self.threads.lock().push(name);
         panic_any(Injected)
     }
 
@@ -189,7 +191,7 @@ fn one_run(
     panicking.arm(true);
     let Outcome { mut files, commit_error, panicked } = company.work(&volume, device)?;
     panicking.arm(false);
-    let threads = panicking.threads.lock().expect("no thread panics with it").clone();
+    let threads = panicking.threads.lock().clone();
     let reported = files.iter().any(|file| !file.errors.is_empty()) || commit_error.is_some();
     if threads.is_empty() && (reported || panicked) {
         return Err("an error without a panic".into());
