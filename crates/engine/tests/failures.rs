@@ -12,6 +12,7 @@ use cairn_environment::{Rank, clock, thread};
 use cairn_format::{BLOCK_SIZE, Geometry};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 const FILE: NewInode<'static> =
@@ -54,6 +55,44 @@ fn simulated() -> (Arc<SimulatedDevice>, Volume) {
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
     let volume = Volume::open(device.clone(), OPTIONS()).unwrap();
     (device, volume)
+}
+
+/// A thread panics while it writes a file's data, which nothing in memory calls dirty then. Neither
+/// an fsync that waits for that thread nor a later one may take it for written.
+#[test]
+fn no_fsync_succeeds_beside_a_panic_of_the_writer() {
+    let (device, volume) = hooked();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap().inode;
+    volume.sync().unwrap();
+    // Too much to travel with a group.
+    volume.write(file, 0, &[1; 100 * BLOCK_SIZE]).unwrap();
+    let (begin, begun) = channel();
+    let (release, released) = channel::<()>();
+    let hook = move || {
+        begin.send(()).unwrap();
+        released.recv().unwrap();
+        panic!("a panic of a device, for a test");
+    };
+    *device.hook.lock() = Some((0..u64::MAX, Box::new(hook)));
+    let fsync = |sender: Option<Sender<()>>| {
+        let volume = volume.clone();
+        thread::spawn("fsync", move || {
+            sender.map(|sender| sender.send(()));
+            volume.fsync_blocking(file, FsyncKind::Full)
+        })
+    };
+    let first = fsync(None);
+    begun.recv().unwrap();
+    let (ready, is_ready) = channel();
+    let second = fsync(Some(ready));
+    is_ready.recv().unwrap();
+    // Not needed, but then it most likely waits for the first.
+    clock::sleep(Duration::from_millis(20));
+    release.send(()).unwrap();
+    assert!(first.join().is_err());
+    assert!(second.join().unwrap().is_err());
+    assert!(volume.fsync_blocking(file, FsyncKind::Full).is_err());
+    assert!(volume.sync().is_err() && volume.commit().is_err() && volume.close().is_err());
 }
 
 /// The nodes of T could not be written; the commit of T+1, which refers to them, must not write a
