@@ -40,6 +40,8 @@ struct Client<'a> {
     scene: Scene,
     /// Inodes of the mount that had a shared mapping for writing.
     mapped: BTreeSet<u64>,
+    /// Inodes of the mount whose times a call left alone; see [`Client::may_keep_times`].
+    kept: BTreeSet<u64>,
 }
 
 fn refused(errno: i32) -> String {
@@ -58,7 +60,7 @@ impl<'a> Client<'a> {
             system::chmod(system::HERE, ".", scene.root_mode).map_err(refused)?;
         }
         system::umask(0o022).map_err(refused)?;
-        Ok(Self { sides, rules, scene, mapped: BTreeSet::new() })
+        Ok(Self { sides, rules, scene, mapped: BTreeSet::new(), kept: BTreeSet::new() })
     }
 
     fn facts(&self, side: usize, targets: &[Target]) -> Vec<Done<Facts>> {
@@ -87,7 +89,7 @@ impl<'a> Client<'a> {
         };
         let pair = [first.clone(), second.clone()];
         let of = |list: &[Vec<Done<Facts>>], target: usize| [list[0][target], list[1][target]];
-        self.note(&step.call, &after);
+        self.note(&step.call, &before, &after);
         if !self.is_tolerated(&step.call, &pair)? {
             compare_outcomes(&pair)?;
         }
@@ -97,7 +99,8 @@ impl<'a> Client<'a> {
                 .iter()
                 .any(|facts| facts.is_ok_and(|facts| self.mapped.contains(&facts.inode)));
             let name = |text: String| format!("{target:?}: {text}");
-            let known = Known { mapped, synced: false };
+            let kept = new[0].is_ok_and(|facts| self.kept.contains(&facts.inode));
+            let known = Known { mapped, kept, synced: false };
             self.rules.compare(&old, known).map_err(|text| name(format!("before it: {text}")))?;
             self.rules.compare(&new, known).map_err(name)?;
             if !mapped && !self.may_keep_times(&step.call, &old) {
@@ -117,10 +120,14 @@ impl<'a> Client<'a> {
     }
 
     /// Remembers what permits differences later.
-    fn note(&mut self, call: &Call, after: &[Vec<Done<Facts>>]) {
-        let Some(Ok(facts)) = after[0].first() else { return };
-        if let Call::Map { for_writing: true, .. } = call {
-            self.mapped.insert(facts.inode);
+    fn note(&mut self, call: &Call, before: &[Vec<Done<Facts>>], after: &[Vec<Done<Facts>>]) {
+        let (Some(Ok(facts)), Some(old)) = (after[0].first(), before[0].first()) else { return };
+        match call {
+            Call::Map { for_writing: true, .. } => drop(self.mapped.insert(facts.inode)),
+            Call::Truncate { .. } if self.may_keep_times(call, &[*old, *old]) => {
+                self.kept.insert(facts.inode);
+            }
+            _ => {}
         }
     }
 
@@ -156,7 +163,9 @@ impl<'a> Client<'a> {
         let [mount, reference] = [outcomes[0].value, outcomes[1].value];
         let target = Target::Slot(slot);
         let Ok(facts) = self.sides[0].facts(&target) else { return Ok(false) };
-        let depends = self.scene.preallocates || self.rules.writeback;
+        // Beside data that was stored through a mapping, ext4 calls more of a hole data.
+        let depends =
+            self.scene.preallocates || self.rules.writeback || self.mapped.contains(&facts.inode);
         if mount == reference || !depends {
             return Ok(false);
         }

@@ -41,6 +41,8 @@ pub struct Rules {
 pub struct Known {
     /// The file had a shared mapping for writing.
     pub mapped: bool,
+    /// A call left the times alone, as the kernel may with its writeback cache.
+    pub kept: bool,
     /// The kernel has sent everything: a sync came before.
     pub synced: bool,
 }
@@ -132,7 +134,7 @@ impl Rules {
             };
             let alike = present(mount) && present(reference)
                 || mount.times[time] == reference.times[time]
-                || known.mapped && time == 1
+                || (known.mapped || known.kept) && time == 1
                 || mount.is(libc::S_IFIFO) && time < 2;
             if alike {
                 return Ok(());

@@ -122,7 +122,7 @@ impl Tree {
         for ((path, mount), other) in self.0.iter().zip(reference.0.values()) {
             // Times of a file that was mapped have been compared as far as they can be.
             let told = |text: String| format!("{path:?}: {text}");
-            let known = Known { mapped: true, synced: true };
+            let known = Known { mapped: true, kept: true, synced: true };
             rules.compare(&[mount.facts, other.facts], known).map_err(told)?;
             mount.compare_rest(other).map_err(told)?;
         }
