@@ -243,6 +243,7 @@ fn target_label(authority: &Label, index: usize, earlier: Option<Label>) -> Labe
         Some(label)
             if label.progress == FillProgress::Rebuilding
                 && label.index == index
+                && label.members == authority.members
                 && label.events == authority.events =>
         {
             Label {

@@ -2,7 +2,8 @@
 //! kernel withdraws a request that the server has not read; it waits for the answer to any other,
 //! although the program is dying, and its references count. So the server's count agrees with the
 //! kernel's: when everything is removed, no inode is referenced, and all space is free again.
-use super::volume_tests::{MountedImage, can_mount};
+use super::volume_tests::MountedImage;
+use crate::session_tests::can_mount;
 use crate::tiny_file_system::options_of_tests;
 use cairn_environment::clock;
 use cairn_environment::random::Seeded;

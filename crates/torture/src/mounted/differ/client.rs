@@ -95,11 +95,12 @@ impl<'a> Client<'a> {
         }
         for (number, target) in targets.iter().enumerate() {
             let (old, new) = (of(&before, number), of(&after, number));
-            let mapped = [old[0], new[0]]
-                .iter()
-                .any(|facts| facts.is_ok_and(|facts| self.mapped.contains(&facts.inode)));
+            let is_one_of = |inodes: &BTreeSet<u64>| {
+                let mut facts = [old[0], new[0]].into_iter().flatten();
+                facts.any(|facts| inodes.contains(&facts.inode))
+            };
+            let (mapped, kept) = (is_one_of(&self.mapped), is_one_of(&self.kept));
             let name = |text: String| format!("{target:?}: {text}");
-            let kept = new[0].is_ok_and(|facts| self.kept.contains(&facts.inode));
             let known = Known { mapped, kept, synced: false };
             self.rules.compare(&old, known).map_err(|text| name(format!("before it: {text}")))?;
             self.rules.compare(&new, known).map_err(name)?;
