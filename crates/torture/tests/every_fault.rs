@@ -141,7 +141,7 @@ fn one_run(
         let closed = volume.close();
         // The thread that wrote the log may learn of it last, when a commit has made everything
         // durable, and even during the close.
-        let learned_late = seen.happened
+        let learned_late = happened.any.load(Ordering::SeqCst)
             && (failed_before || failed() || matches!(closed, Err(Error::Aborted(_))));
         if !learned_late {
             healed.and(closed.map_err(|error| format!("closing: {error}")))?;

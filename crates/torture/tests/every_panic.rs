@@ -61,7 +61,7 @@ struct Panicking {
     plan: Plan,
     armed: AtomicBool,
     seen: AtomicU64,
-    /// The threads that panicked.
+    /// The threads that panicked, or will in a moment.
     threads: Mutex<Vec<String>>,
 }
 
@@ -77,24 +77,27 @@ impl Panicking {
     }
 
     fn arm(&self, armed: bool) {
+        let _threads = self.threads.lock();
         self.armed.store(armed, Ordering::SeqCst);
     }
 
-    /// Whether this request panics.
+    /// Whether this request panics; notes its thread then. None does that once it is disarmed.
     fn is_due(&self, kind: Kind) -> bool {
         // A panic while one is under way would end the process, whatever the engine does.
-        if kind != self.plan.kind || !self.armed.load(Ordering::SeqCst) || std::thread::panicking()
-        {
+        if kind != self.plan.kind || std::thread::panicking() {
+            return false;
+        }
+        let mut threads = self.threads.lock();
+        if !self.armed.load(Ordering::SeqCst) {
             return false;
         }
         let earlier = self.seen.fetch_add(1, Ordering::SeqCst);
-        earlier == self.plan.after || self.plan.from_then_on && earlier > self.plan.after
-    }
-
-    fn panic(&self) -> ! {
-        let name = std::thread::current().name().unwrap_or("unnamed").to_owned();
-        self.threads.lock().push(name);
-        panic_any(Injected)
+        let is_due =
+            earlier == self.plan.after || self.plan.from_then_on && earlier > self.plan.after;
+        if is_due {
+            threads.push(std::thread::current().name().unwrap_or("unnamed").to_owned());
+        }
+        is_due
     }
 
     fn around<R>(&self, kind: Kind, request: impl FnOnce() -> R) -> R {
@@ -104,7 +107,7 @@ impl Panicking {
         if self.plan.done == Done::All {
             drop(request());
         }
-        self.panic()
+        panic_any(Injected)
     }
 }
 
@@ -127,7 +130,7 @@ impl BlockDevice for Panicking {
             Done::All => writes.len(),
         };
         drop(self.device.write_set(&writes[..count]));
-        self.panic()
+        panic_any(Injected)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
