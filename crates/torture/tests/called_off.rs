@@ -1,7 +1,7 @@
-//! Requests that are called off while they wait. On a full volume whose commits can't end, requests
-//! wait for space, for the lock of a file behind one that waits for space, and for an fsync; the
-//! callers of some are gone, and those that wait are told. In other rounds commits end, and requests
-//! are called off at any moment. `CAIRN_SEED` repeats the choices.
+//! Requests that are called off while they wait. On a full volume whose commits can't end,
+//! requests wait for space, for the lock of a file behind one that waits for space, and for an
+//! fsync; the callers of some are gone, and those that wait are told. In other rounds commits end,
+//! and requests are called off at any moment. `CAIRN_SEED` repeats the choices.
 //!
 //! What was called off while it waited ends at once and changed nothing; every other request ends
 //! when the volume goes on, and did all of its work or, if its caller was gone, nothing. Then

@@ -1,18 +1,19 @@
 //! Random lives of mirrors of two and three members. Members go away and come back, fail in use,
-//! are filled again or replaced, and old copies of them return. In between the mirror is opened with
-//! any of them, written, flushed, closed or cut off. `CAIRN_SEED` repeats a run.
+//! are filled again or replaced, and old copies of them return. In between the mirror is opened
+//! with any of them, written, flushed, closed or cut off. `CAIRN_SEED` repeats a run.
 //!
 //! **The reference** knows nothing of labels and counters. It notes for each disk the *acts* that
 //! its content took part in: acknowledged flushes in one set, and what else makes a member go on
 //! (being opened, leaving another one behind, being filled) in another. From these sets follows
 //! what must come of an attempt to open the mirror:
 //!
-//! - Two disks of which each holds an acknowledged flush that the other lacks are refused, until the
-//!   user gives one up by force.
-//! - If all acts of each disk are among those of the next one, they are opened. Only disks that hold
-//!   every acknowledged flush are read or written, all that have every act are, and none that is
-//!   being filled.
-//! - In between, either is right: for example if a member was opened alone and nothing was written.
+//! - Two disks of which each holds an acknowledged flush that the other lacks are refused, until
+//!   the user gives one up by force.
+//! - If all acts of each disk are among those of the next one, they are opened. Only disks that
+//!   hold every acknowledged flush are read or written, all that have every act are, and none that
+//!   is being filled.
+//! - In between, either is right: for example if a member was opened alone and nothing was
+//!   written.
 //!
 //! What is read is what these disks may hold: the last acknowledged value, or a later one.
 use cairn_blockdev::composed::label::{DATA_START_BYTES, FillProgress};

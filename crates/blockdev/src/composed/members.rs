@@ -427,9 +427,9 @@ impl Members {
         }
     }
 
-    /// 1. A member that is behind since a crash in an earlier raise catches up, and all are flushed:
-    ///    of a process that was killed in a raise, some labels may not be durable. *A crash: the
-    ///    difference is one, as before.*
+    /// 1. A member that is behind since a crash in an earlier raise catches up. The labels of the
+    ///    others are written again: those that a killed process left may not be durable, nor become
+    ///    so by a flush, if one failed. *A crash: the difference is one, as before.*
     /// 2. Counter + 1 on all, flushed. *A crash: some have it, a difference of one.*
     /// 3. Counter + 1 again, so that both slots of each label agree. *A crash: the same.*
     fn raise_as(&self, labels: &mut Labels, mask: u32) -> Result<(), (usize, DeviceError)> {
@@ -440,10 +440,8 @@ impl Members {
                 let Some(label) = labels.each[index].as_mut() else { continue };
                 if label.events < events {
                     (label.events, label.in_sync, label.open) = (events, mask, labels.open);
-                    label.write(&**device).map_err(|error| (index, error))?;
-                } else if events > found {
-                    continue;
                 }
+                label.write(&**device).map_err(|error| (index, error))?;
                 device.flush().map_err(|error| (index, error))?;
             }
         }

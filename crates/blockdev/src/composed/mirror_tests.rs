@@ -10,7 +10,7 @@ use crate::{BlockDevice, DeviceError, SimulatedDevice, forward_to_device, read_v
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 pub(super) const MEMBER_BYTES: u64 = 3 << 20;
@@ -288,6 +288,36 @@ fn no_crash_while_a_member_is_left_behind_brings_it_back() {
         if !explorer.advance() {
             break;
         }
+    }
+}
+
+/// A process is killed at any request of an opening, the next one too, and then the power fails
+/// and nothing unflushed is left: both members are in sync all the same.
+#[test]
+fn labels_that_a_killed_process_left_unflushed_leave_no_member_behind() {
+    let open_and_stop = |disks: &[Disk], requests: i64| {
+        let left = Arc::new(AtomicI64::new(requests));
+        for disk in disks {
+            let left = left.clone();
+            disk.fail_when(move |request| {
+                request.operation != Operation::Read && left.fetch_sub(1, Ordering::SeqCst) <= 0
+            });
+        }
+        let _ = open(&[Some(&disks[0]), Some(&disks[1])], false);
+        disks.iter().for_each(|disk| disk.clear_failures());
+    };
+    for (first, second) in (0..12).flat_map(|first| (0..12).map(move |second| (first, second))) {
+        let disks = new_mirror(2);
+        disks.iter().for_each(|disk| disk.start_recording());
+        open_and_stop(&disks, first);
+        open_and_stop(&disks, second);
+        let left: Vec<Disk> = Vec::from_iter(disks.iter().map(|disk| {
+            let mut explorer = disk.explorer();
+            explorer.advance_to(disk.history_len());
+            Arc::new(explorer.state_with(|unflushed| vec![Fate::Lost; unflushed.len()]))
+        }));
+        let opened = open(&[Some(&left[0]), Some(&left[1])], false);
+        assert!(opened.is_ok(), "killed after {first}, then after {second} requests");
     }
 }
 

@@ -202,7 +202,8 @@ impl Rebuild {
         let mut identities = members.authority.members.clone();
         identities[self.index] = self.label.member;
         for events in base..=base + 2 {
-            for (index, label) in others.iter_mut().filter(|(_, label)| label.events < events) {
+            // Those that a killed process left may not be durable: they are written again.
+            for (index, label) in &mut others {
                 if events > base {
                     label.in_sync = in_sync;
                     label.members.clone_from(&identities);

@@ -269,7 +269,8 @@ pub fn change(volume: &Volume) -> Vec<String> {
     errors
 }
 
-/// Files that have something else than zeros where they are made longer. They get their length back.
+/// Files that have something else than zeros where they are made longer. They get their length
+/// back.
 fn not_zero_behind_the_end(volume: &Volume, entries: &[Entry]) -> Vec<String> {
     let mut wrong = Vec::new();
     let files = entries.iter().filter(|entry| entry.file_type == FileType::Regular);
