@@ -293,7 +293,7 @@ impl Condvar {
 /// One time in [`LINGERS_OF`], the running task stands still for a while after it has woken others,
 /// as a thread that loses its CPU: they may do all that they do before it takes its next step.
 fn linger() {
-    if !simulation::is_running() && ExecutionState::next_u64() % LINGERS_OF == 0 {
+    if !simulation::is_running() && ExecutionState::next_u64().is_multiple_of(LINGERS_OF) {
         (0..LINGER_STEPS).for_each(|_| switch());
     }
 }

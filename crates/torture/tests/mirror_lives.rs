@@ -457,7 +457,7 @@ impl<'a> Life<'a> {
                 .collect();
             in_sync.iter().for_each(|&at| self.disks[at].registers[register].clone_from(&all));
         }
-        if mirror.resynchronise(&[0..REGISTERS as u64 * 4096]).is_err() {
+        if mirror.resynchronise(std::slice::from_ref(&(0..REGISTERS as u64 * 4096))).is_err() {
             self.tell("  the power fails while copies are compared".to_owned());
             self.left.store(-1, SeqCst);
             return End::Broken;

@@ -53,7 +53,7 @@ fn referenced(mount: &MountedImage) -> u64 {
 }
 
 fn free_blocks(mount: &MountedImage) -> u64 {
-    rustix::fs::statvfs(&mount.root()).unwrap().f_bfree
+    rustix::fs::statvfs(mount.root()).unwrap().f_bfree
 }
 
 #[test]
