@@ -28,12 +28,14 @@ fn patches() -> Vec<PathBuf> {
 fn there_are_thirty_deliberate_bugs_and_each_says_what_it_is() {
     let patches = patches();
     assert!(patches.len() >= 30, "only {} patches", patches.len());
-    let mut last = 0;
+    let mut numbers = std::collections::BTreeSet::new();
     for patch in &patches {
         let name = patch.file_name().expect("a file").to_string_lossy().into_owned();
         let number = name.split_once('-').and_then(|(number, _)| number.parse::<u32>().ok());
-        assert!(number > Some(last), "{name} needs a number of its own");
-        last = number.unwrap_or(last);
+        assert!(
+            number.is_some_and(|number| numbers.insert(number)),
+            "{name} needs a number of its own"
+        );
         let text = std::fs::read_to_string(patch).expect("it reads");
         assert!(
             text.starts_with("What: ") && text.contains("\nMechanism: "),

@@ -23,6 +23,7 @@ fn label(index: usize, count: usize, events: u64, in_sync: u32) -> Label {
         member_bytes: 1 << 20,
         composed_bytes: 1 << 20,
         rebuilt_bytes: 0,
+        raise: Identity([0; 16]),
         members: (0..count).map(member).collect(),
     }
 }

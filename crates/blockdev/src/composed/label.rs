@@ -110,6 +110,9 @@ pub struct Label {
     pub rebuilt_bytes: u64,
     /// The identities of all members, by index.
     pub members: Vec<Identity>,
+    /// The raise that gave the counter its value: counters of members that went on separately can
+    /// be equal, these are not. Zeros if it was not recorded.
+    pub raise: Identity,
 }
 
 /// The label on a member.
@@ -133,7 +136,8 @@ pub(super) struct RawLabel {
     pub(super) composed_bytes: U64,
     pub(super) rebuilt_bytes: U64,
     pub(super) members: [[u8; 16]; MEMBERS_MAX],
-    pub(super) reserved: [u8; 288],
+    pub(super) raise: [u8; 16],
+    pub(super) reserved: [u8; 272],
 }
 
 const _: () = assert!(LABEL_BYTES == 512);
@@ -186,7 +190,8 @@ impl Label {
             composed_bytes: U64::new(self.composed_bytes),
             rebuilt_bytes: U64::new(self.rebuilt_bytes),
             members,
-            reserved: [0; 288],
+            raise: self.raise.0,
+            reserved: [0; 272],
         };
         raw.checksum = U32::new(crc32c::crc32c(raw.as_bytes()));
         let mut bytes = [0; LABEL_BYTES];
@@ -237,6 +242,7 @@ impl Label {
             composed_bytes: sizes[1],
             rebuilt_bytes: raw.rebuilt_bytes.get(),
             members: raw.members[..count].iter().map(|member| Identity(*member)).collect(),
+            raise: Identity(raw.raise),
         }))
     }
 

@@ -24,6 +24,7 @@ fn label() -> Label {
         composed_bytes: 1 << 25,
         rebuilt_bytes: 7 << 20,
         members: vec![Identity([2; 16]), Identity([3; 16])],
+        raise: Identity([4; 16]),
     }
 }
 
@@ -47,7 +48,8 @@ fn the_label_is_as_documented() {
     #[rustfmt::skip]
     let fields = fields!(RawLabel {
         magic, checksum, version, kind, progress, index, count, pool, member, events, sequence,
-        flags, in_sync, member_bytes, composed_bytes, rebuilt_bytes, members, reserved
+        flags, in_sync, member_bytes, composed_bytes, rebuilt_bytes, members, raise,
+        reserved
     });
     let documented: Vec<(usize, usize, &str)> = DOCUMENT
         .lines()

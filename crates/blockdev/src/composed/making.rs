@@ -50,6 +50,7 @@ pub fn make(
         device.write(0, &[&zeros])?;
         device.flush()?;
     }
+    let raise = Identity::random();
     for (index, (_, device)) in devices.iter().enumerate() {
         let mut label = Label {
             kind,
@@ -64,6 +65,7 @@ pub fn make(
             member_bytes: sizes[index],
             composed_bytes,
             rebuilt_bytes: 0,
+            raise,
             members: members.clone(),
         };
         for _ in LABEL_SLOTS_BYTES {

@@ -13,7 +13,7 @@ use super::assembly::{Assembly, LabelledName, MemberState, assemble};
 use super::error::ComposedError;
 use super::flusher::{Flusher, worthwhile};
 use super::health::{DeviceHealth, MemberHealth};
-use super::label::{ComposedKind, DATA_START_BYTES, Label, MEMBERS_MAX};
+use super::label::{ComposedKind, DATA_START_BYTES, Identity, Label, MEMBERS_MAX};
 use crate::device::{BLOCK_BYTES, BlockDevice};
 use crate::error::{DeviceError, Operation};
 use crate::flush_fence::FlushFence;
@@ -86,6 +86,8 @@ impl Member {
 /// The content of the labels.
 pub(super) struct Labels {
     events: u64,
+    /// The raise that gave `events` its value.
+    raise: Identity,
     /// By index; `None` for members that are not in sync.
     each: Vec<Option<Label>>,
     open: bool,
@@ -234,7 +236,7 @@ impl Members {
         let each: Vec<_> = members.iter().map(|(_, _, label)| label.clone()).collect();
         let may_differ =
             kind == ComposedKind::Mirror && each.iter().flatten().any(|label| label.open);
-        let labels = Labels { events: authority.events, each, open: false };
+        let labels = Labels { events: authority.events, raise: authority.raise, each, open: false };
         Ok(Members {
             name,
             list: members.into_iter().map(|(_, member, _)| member).collect(),
@@ -433,13 +435,17 @@ impl Members {
     /// 2. Counter + 1 on all, flushed. *A crash: some have it, a difference of one.*
     /// 3. Counter + 1 again, so that both slots of each label agree. *A crash: the same.*
     fn raise_as(&self, labels: &mut Labels, mask: u32) -> Result<(), (usize, DeviceError)> {
-        let found = labels.events;
+        let (found, raise) = (labels.events, Identity::random());
         for events in found..=found + 2 {
             labels.events = events;
+            if events > found {
+                labels.raise = raise;
+            }
             for (index, device) in self.usable() {
                 let Some(label) = labels.each[index].as_mut() else { continue };
                 if label.events < events {
-                    (label.events, label.in_sync, label.open) = (events, mask, labels.open);
+                    (label.events, label.raise) = (events, labels.raise);
+                    (label.in_sync, label.open) = (mask, labels.open);
                 }
                 label.write(&**device).map_err(|error| (index, error))?;
                 device.flush().map_err(|error| (index, error))?;

@@ -201,6 +201,7 @@ impl Rebuild {
         let base = members.authority.events;
         let mut identities = members.authority.members.clone();
         identities[self.index] = self.label.member;
+        let raise = Identity::random();
         for events in base..=base + 2 {
             // Those that a killed process left may not be durable: they are written again.
             for (index, label) in &mut others {
@@ -209,6 +210,7 @@ impl Rebuild {
                     label.members.clone_from(&identities);
                 }
                 label.events = events;
+                label.raise = if events > base { raise } else { members.authority.raise };
                 if let Some(device) = members.list[*index].usable() {
                     label.write(&**device)?;
                     device.flush()?;
@@ -219,7 +221,7 @@ impl Rebuild {
         (self.label.progress, self.label.in_sync, self.label.members) =
             (FillProgress::Complete, in_sync, identities);
         self.label.rebuilt_bytes = 0;
-        self.label.events = base + 2;
+        (self.label.events, self.label.raise) = (base + 2, raise);
         for _ in 0..2 {
             self.label.write(&*self.target)?;
             self.target.flush()?;
@@ -245,7 +247,7 @@ fn target_label(authority: &Label, index: usize, earlier: Option<Label>) -> Labe
             if label.progress == FillProgress::Rebuilding
                 && label.index == index
                 && label.members == authority.members
-                && label.events == authority.events =>
+                && (label.events, label.raise) == (authority.events, authority.raise) =>
         {
             Label {
                 member: label.member,
