@@ -197,6 +197,8 @@ fn superblock_round_trip_and_refusals() {
         used_blocks: 8,
         bitmaps_checksum: 77,
         inodes: 31,
+        next_tree: TreeId(257),
+        default_subvolume: TREE_FILES,
         hash_seed: [5; 16],
         created_ns: 1,
         clean: true,
@@ -211,6 +213,19 @@ fn superblock_round_trip_and_refusals() {
             .problem
             .contains("written for block")
     );
+    let with_subvolumes = |next_tree, default_subvolume| Superblock {
+        features: Features { incompatible: Features::SUBVOLUMES, ..superblock.features },
+        next_tree: TreeId(next_tree),
+        default_subvolume: TreeId(default_subvolume),
+        ..superblock.clone()
+    };
+    for (next_tree, default_subvolume, possible) in
+        [(300, 299, true), (257, 256, true), (300, 300, false), (300, 4, false), (0, 256, false)]
+    {
+        let superblock = with_subvolumes(next_tree, default_subvolume);
+        let decoded = Superblock::decode(&superblock.encode(at), at);
+        assert_eq!(decoded.is_ok_and(|decoded| decoded == superblock), possible, "{next_tree}");
+    }
     let mut newer = bytes.clone();
     newer[8] = 99;
     Header::seal(&mut newer);
@@ -246,8 +261,7 @@ fn items_round_trip() {
         assert!(Extent::decode(&extent.encode()[..length]).is_err());
     }
     let entry = DirectoryEntry {
-        inode: InodeNumber(INODE_FIRST),
-        file_type: FileType::Regular,
+        target: EntryTarget::Inode(InodeNumber(INODE_FIRST), FileType::Regular),
         name: b"new".to_vec(),
     };
     assert_eq!(DirectoryEntry::decode(&entry.encode()).unwrap(), entry);
@@ -260,9 +274,30 @@ fn items_round_trip() {
         (INODE_NUMBER_END - 1, true),
         (INODE_NUMBER_END, false),
     ] {
-        let bytes = DirectoryEntry { inode: InodeNumber(number), ..entry.clone() }.encode();
+        let target = EntryTarget::Inode(InodeNumber(number), FileType::Regular);
+        let bytes = DirectoryEntry { target, ..entry.clone() }.encode();
         assert_eq!(DirectoryEntry::decode(&bytes).is_ok(), possible, "inode {number}");
     }
+    for (tree, possible) in [(4, false), (256, false), (257, true), (COUNTER_MAX, false)] {
+        let entry =
+            DirectoryEntry { target: EntryTarget::Subvolume(TreeId(tree)), ..entry.clone() };
+        let decoded = DirectoryEntry::decode(&entry.encode());
+        assert_eq!(decoded.is_ok_and(|decoded| decoded == entry), possible, "subvolume {tree}");
+    }
+    let subvolume = SubvolumeItem {
+        parent: TREE_FILES,
+        directory: INODE_ROOT,
+        generation: Generation(7),
+        created_ns: 8,
+        is_dying: true,
+        uuid: [9; 16],
+    };
+    assert_eq!(SubvolumeItem::decode(&subvolume.encode()), Ok(subvolume));
+    let mut unknown = subvolume.encode();
+    unknown[32] = 2;
+    assert!(SubvolumeItem::decode(&unknown).is_err());
+    let nowhere = SubvolumeItem { parent: TreeId(255), ..subvolume };
+    assert!(SubvolumeItem::decode(&nowhere.encode()).is_err());
     let xattr = XattrItem {
         name: b"user.a".to_vec(),
         value_bytes: 5000,

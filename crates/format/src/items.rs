@@ -1,8 +1,8 @@
 //! Values of the items: inode, directory entry, extent, extended attribute, root, orphan.
 use crate::units::{
-    BLOCK_SIZE, BlockNumber, BlockRange, Generation, INODE_NUMBER_END, InodeNumber,
+    BLOCK_SIZE, BlockNumber, BlockRange, Generation, INODE_NUMBER_END, InodeNumber, TreeId,
 };
-use crate::{FormatError, INODE_FIRST, INODE_ROOT, NodePointer, Structure};
+use crate::{FormatError, INODE_FIRST, INODE_ROOT, NodePointer, Structure, TREE_FILES};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -200,13 +200,40 @@ impl InodeItem {
     }
 }
 
-/// An entry of a directory. On disk: inode u64, type u8, name.
+/// What a name stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum EntryTarget {
+    /// An inode of the same tree, and its type.
+    Inode(InodeNumber, FileType),
+    /// The root directory of the subvolume with this id.
+    Subvolume(TreeId),
+}
+
+impl EntryTarget {
+    /// The type of an entry for a subvolume, where others have a [`FileType`].
+    const SUBVOLUME: u8 = 16;
+
+    /// The type of what is named.
+    pub fn file_type(self) -> FileType {
+        match self {
+            Self::Inode(_, file_type) => file_type,
+            Self::Subvolume(_) => FileType::Directory,
+        }
+    }
+    /// The inode of the same tree, if it is one.
+    pub fn inode(self) -> Option<InodeNumber> {
+        match self {
+            Self::Inode(inode, _) => Some(inode),
+            Self::Subvolume(_) => None,
+        }
+    }
+}
+
+/// An entry of a directory. On disk: inode u64, or id of a subvolume; type u8; name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirectoryEntry {
     /// The object of the name.
-    pub inode: InodeNumber,
-    /// Its type.
-    pub file_type: FileType,
+    pub target: EntryTarget,
     /// 1 to 255 bytes, without `/` and NUL.
     pub name: Vec<u8>,
 }
@@ -224,7 +251,7 @@ impl DirectoryEntry {
     /// # Panics
     /// If the name is longer than [`Self::NAME_BYTES_MAX`].
     pub fn encode(&self) -> Vec<u8> {
-        Self::encode_in(&mut [0; Self::BYTES_MAX], self.inode, self.file_type, &self.name).to_vec()
+        Self::encode_in(&mut [0; Self::BYTES_MAX], self.target, &self.name).to_vec()
     }
     /// Item value of an entry with these fields, in `buffer`.
     ///
@@ -232,13 +259,16 @@ impl DirectoryEntry {
     /// If the name is longer than [`Self::NAME_BYTES_MAX`].
     pub fn encode_in<'a>(
         buffer: &'a mut [u8; Self::BYTES_MAX],
-        inode: InodeNumber,
-        file_type: FileType,
+        target: EntryTarget,
         name: &[u8],
     ) -> &'a [u8] {
         let value = &mut buffer[..Self::NAME_AT + name.len()];
-        value[..8].copy_from_slice(&inode.0.to_le_bytes());
-        value[8] = file_type as u8;
+        let (number, entry_type) = match target {
+            EntryTarget::Inode(inode, file_type) => (inode.0, file_type as u8),
+            EntryTarget::Subvolume(tree) => (tree.0, EntryTarget::SUBVOLUME),
+        };
+        value[..8].copy_from_slice(&number.to_le_bytes());
+        value[8] = entry_type;
         value[Self::NAME_AT..].copy_from_slice(name);
         value
     }
@@ -265,22 +295,32 @@ impl DirectoryEntry {
     /// # Errors
     /// If its name, type or inode number is impossible.
     pub fn decode(value: &[u8]) -> Result<Self, FormatError> {
-        let (inode, file_type) = Self::target_of(value)?;
-        Ok(Self { inode, file_type, name: Self::name_of(value)?.to_vec() })
+        Ok(Self { target: Self::target_of(value)?, name: Self::name_of(value)?.to_vec() })
     }
-    /// The inode and type in an item value, without copying the name.
+    /// What an item value names, without copying the name.
     ///
     /// # Errors
     /// As [`DirectoryEntry::decode`].
-    pub fn target_of(value: &[u8]) -> Result<(InodeNumber, FileType), FormatError> {
+    pub fn target_of(value: &[u8]) -> Result<EntryTarget, FormatError> {
         Self::name_of(value)?;
-        let inode = InodeNumber(u64::from_le_bytes(value[..8].try_into().expect("a name follows")));
+        let number = u64::from_le_bytes(value[..8].try_into().expect("a name follows"));
+        if value[8] == EntryTarget::SUBVOLUME {
+            let tree = TreeId(number);
+            // The first subvolume is the top of all names.
+            if tree == TREE_FILES || !tree.holds_files() {
+                return Err(damaged(&format!(
+                    "directory entry of the impossible subvolume {tree}"
+                )));
+            }
+            return Ok(EntryTarget::Subvolume(tree));
+        }
+        let inode = InodeNumber(number);
         let file_type = FileType::from_u8(value[8])
             .ok_or_else(|| damaged(&format!("directory entry of type {}", value[8])))?;
         if inode != INODE_ROOT && !(INODE_FIRST..INODE_NUMBER_END).contains(&inode.0) {
             return Err(damaged(&format!("directory entry of the impossible inode {inode}")));
         }
-        Ok((inode, file_type))
+        Ok(EntryTarget::Inode(inode, file_type))
     }
 }
 

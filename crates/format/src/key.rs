@@ -7,7 +7,9 @@ use std::ops::RangeInclusive;
 
 /// The tree of roots: tree id → root item.
 pub const TREE_ROOTS: TreeId = TreeId(1);
-/// The tree of files of the first subvolume.
+/// The tree of subvolumes: id of a subvolume → its item.
+pub const TREE_SUBVOLUMES: TreeId = TreeId(4);
+/// The tree of files of the first subvolume. Trees with this id and above hold files.
 pub const TREE_FILES: TreeId = TreeId(256);
 /// The root directory.
 pub const INODE_ROOT: InodeNumber = InodeNumber(1);
@@ -22,6 +24,8 @@ pub const INODE_ORPHANS: InodeNumber = InodeNumber(2);
 pub enum ItemKind {
     /// Root tree: root of the tree with id `inode`.
     Root = 1,
+    /// Tree of subvolumes: the subvolume with id `inode`; offset 0.
+    Subvolume = 2,
     /// Attributes of an inode; offset 0.
     Inode = 16,
     /// Entry of a directory; offset is the name's slot.
@@ -43,6 +47,7 @@ impl ItemKind {
     pub fn from_u8(value: u8) -> Option<Self> {
         Some(match value {
             1 => Self::Root,
+            2 => Self::Subvolume,
             16 => Self::Inode,
             32 => Self::DirectoryEntry,
             48 => Self::Xattr,
@@ -91,6 +96,10 @@ impl Key {
     /// The root item of `tree`.
     pub fn root(tree: TreeId) -> Self {
         Self { inode: tree.0, kind: ItemKind::Root as u8, offset: 0 }
+    }
+    /// The item of `subvolume`.
+    pub fn subvolume(subvolume: TreeId) -> Self {
+        Self { inode: subvolume.0, kind: ItemKind::Subvolume as u8, offset: 0 }
     }
     /// The extent item of `inode` whose first block is `block`.
     pub fn extent(inode: InodeNumber, block: FileBlock) -> Self {

@@ -20,6 +20,7 @@ mod header;
 mod items;
 mod key;
 pub mod node;
+mod subvolume;
 mod superblock;
 mod units;
 
@@ -32,15 +33,16 @@ pub use error::{FormatError, Structure};
 pub use geometry::Geometry;
 pub use header::{HEADER_BYTES, Header};
 pub use items::{
-    DirectoryEntry, Extent, ExtentKind, FileType, InodeItem, MAX_EXTENT_BLOCKS, OrphanKind,
-    RawInode, RootItem, SYMLINK_PART_BYTES, Timestamp, XATTR_INLINE_BYTES_MAX, XattrItem,
-    decode_orphan, encode_orphan,
+    DirectoryEntry, EntryTarget, Extent, ExtentKind, FileType, InodeItem, MAX_EXTENT_BLOCKS,
+    OrphanKind, RawInode, RootItem, SYMLINK_PART_BYTES, Timestamp, XATTR_INLINE_BYTES_MAX,
+    XattrItem, decode_orphan, encode_orphan,
 };
 pub use key::{
-    INODE_FIRST, INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_FILES, TREE_ROOTS, hash_name,
-    name_slot_range,
+    INODE_FIRST, INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES,
+    hash_name, name_slot_range,
 };
 pub use node::{ChildPointer, Node};
+pub use subvolume::{RawSubvolume, SubvolumeItem};
 pub use superblock::{
     Features, LABEL_BYTES, LogPosition, NodePointer, RawSuperblock, SUPERBLOCK_SLOTS, Superblock,
 };

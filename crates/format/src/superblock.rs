@@ -4,8 +4,10 @@
 //! end of the device. A reader takes the valid one with the highest generation, so a torn write
 //! loses nothing.
 use crate::header::{HEADER_BYTES, Header};
-use crate::units::{BLOCK_SIZE, BlockNumber, COUNTER_MAX, Generation, NODE_BLOCKS, VolumeId};
-use crate::{FormatError, Geometry, Structure};
+use crate::units::{
+    BLOCK_SIZE, BlockNumber, COUNTER_MAX, Generation, NODE_BLOCKS, TreeId, VolumeId,
+};
+use crate::{FormatError, Geometry, Structure, TREE_FILES};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -41,8 +43,15 @@ pub struct Features {
 impl Features {
     /// Incompatible: a slot 1 of zeros is the bitmap that mkfs would have written there.
     pub const IMPLICIT_BITMAPS: u64 = 1 << 0;
+    /// Incompatible: there is a tree of subvolumes, and perhaps more than one tree of files.
+    pub const SUBVOLUMES: u64 = 1 << 1;
     /// The incompatible features that this version knows.
-    pub const INCOMPATIBLE_KNOWN: u64 = Self::IMPLICIT_BITMAPS;
+    pub const INCOMPATIBLE_KNOWN: u64 = Self::IMPLICIT_BITMAPS | Self::SUBVOLUMES;
+
+    /// Whether the volume has a tree of subvolumes.
+    pub fn has_subvolumes(&self) -> bool {
+        self.incompatible & Self::SUBVOLUMES != 0
+    }
 }
 
 /// A position in the log ring and the checkpoint expected there.
@@ -81,6 +90,10 @@ pub struct Superblock {
     pub bitmaps_checksum: u32,
     /// Inodes in the tree, including those without a name; 0 if not recorded.
     pub inodes: u64,
+    /// The next id of a tree of files; ids are never used twice.
+    pub next_tree: TreeId,
+    /// The subvolume that a mount shows if it is not told which.
+    pub default_subvolume: TreeId,
     /// Key of the name hash.
     pub hash_seed: [u8; 16],
     /// Time of mkfs, in nanoseconds since 1970.
@@ -141,8 +154,14 @@ pub struct RawSuperblock {
     pub bitmaps_checksum: U32,
     /// Inodes in the tree, 0 if not recorded.
     pub inodes: U64,
+    /// Zero.
+    pub padding: [u8; 4],
+    /// With the feature *subvolumes*: the next id of a tree of files; otherwise 0.
+    pub next_tree: U64,
+    /// With the feature *subvolumes*: the one that is shown by default; otherwise 0.
+    pub default_subvolume: U64,
     /// Zero; room for devices, quotas, encryption.
-    pub reserved: [u8; 244],
+    pub reserved: [u8; 224],
 }
 
 const FLAG_CLEAN: u32 = 1;
@@ -150,6 +169,8 @@ const FLAG_CLEAN: u32 = 1;
 impl Superblock {
     /// The sealed block for the superblock at `address`.
     pub fn encode(&self, address: BlockNumber) -> Vec<u8> {
+        let of_subvolumes =
+            |tree: TreeId| U64::new(if self.features.has_subvolumes() { tree.0 } else { 0 });
         let mut label = [0; LABEL_BYTES];
         let length = self.label.len().min(LABEL_BYTES);
         label[..length].copy_from_slice(&self.label.as_bytes()[..length]);
@@ -177,7 +198,10 @@ impl Superblock {
             label,
             bitmaps_checksum: U32::new(self.bitmaps_checksum),
             inodes: U64::new(self.inodes),
-            reserved: [0; 244],
+            padding: [0; 4],
+            next_tree: of_subvolumes(self.next_tree),
+            default_subvolume: of_subvolumes(self.default_subvolume),
+            reserved: [0; 224],
         };
         let mut bytes = vec![0; BLOCK_SIZE];
         bytes[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
@@ -203,7 +227,12 @@ impl Superblock {
                 raw.block_size, raw.node_size, raw.group_blocks
             ));
         }
-        let unknown = raw.features_incompatible.get() & !Features::INCOMPATIBLE_KNOWN;
+        let features = Features {
+            compatible: raw.features_compatible.get(),
+            read_only_compatible: raw.features_read_only.get(),
+            incompatible: raw.features_incompatible.get(),
+        };
+        let unknown = features.incompatible & !Features::INCOMPATIBLE_KNOWN;
         if unknown != 0 {
             return fail(format!("uses unknown incompatible features {unknown:#x}"));
         }
@@ -246,15 +275,24 @@ impl Superblock {
         if let Some(counter) = counters.iter().find(|counter| counter.get() > COUNTER_MAX) {
             return fail(format!("impossible counter {counter}"));
         }
+        let (next_tree, default_subvolume) = if features.has_subvolumes() {
+            (TreeId(raw.next_tree.get()), TreeId(raw.default_subvolume.get()))
+        } else {
+            (TreeId(TREE_FILES.0 + 1), TREE_FILES)
+        };
+        if !next_tree.holds_files()
+            || !default_subvolume.holds_files()
+            || default_subvolume >= next_tree
+        {
+            return fail(format!(
+                "subvolume {default_subvolume} is shown by default, {next_tree} is the next one"
+            ));
+        }
         let label_end = raw.label.iter().position(|&b| b == 0).unwrap_or(LABEL_BYTES);
         Ok(Self {
             volume: VolumeId(raw.header.volume),
             generation: Generation(raw.header.generation.get()),
-            features: Features {
-                compatible: raw.features_compatible.get(),
-                read_only_compatible: raw.features_read_only.get(),
-                incompatible: raw.features_incompatible.get(),
-            },
+            features,
             geometry,
             root,
             next_inode: raw.next_inode.get(),
@@ -263,6 +301,8 @@ impl Superblock {
             used_blocks: raw.used_blocks.get(),
             bitmaps_checksum: raw.bitmaps_checksum.get(),
             inodes: raw.inodes.get(),
+            next_tree,
+            default_subvolume,
             hash_seed: raw.hash_seed,
             created_ns: raw.created_ns.get(),
             clean: raw.flags.get() & FLAG_CLEAN != 0,

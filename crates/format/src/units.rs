@@ -1,4 +1,5 @@
 //! Newtypes for every kind of id, address and sequence, and the fixed sizes of the format.
+use crate::TREE_FILES;
 use std::fmt;
 use std::ops::{Add, AddAssign, Range, Sub};
 
@@ -48,6 +49,13 @@ id!(/** Number of a transaction; 0 means "none". */ Generation);
 id!(/** Number of a file system object; never used twice in the life of a volume. */ InodeNumber);
 id!(/** Number of a tree in the root tree. */ TreeId);
 id!(/** Position of an operation in the order of all operations; 0 means "none". */ LogSeq);
+
+impl TreeId {
+    /// Whether the tree is that of a subvolume.
+    pub fn holds_files(self) -> bool {
+        (TREE_FILES.0..COUNTER_MAX).contains(&self.0)
+    }
+}
 
 impl BlockNumber {
     /// Byte offset of this block on the device.
@@ -114,8 +122,8 @@ pub const COUNTER_MAX: u64 = 1 << 62;
 /// raises its counters. So no counter ever reaches the value that a reader takes for damage.
 pub const COUNTER_WRITABLE_MAX: u64 = 1 << 61;
 
-/// Inode numbers are below this.
-pub const INODE_NUMBER_END: u64 = 1 << 61;
+/// Inode numbers are below this, so that a mount can put the subvolume into the bits above.
+pub const INODE_NUMBER_END: u64 = 1 << 44;
 
 /// Identity of a volume, random, made by mkfs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]

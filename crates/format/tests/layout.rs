@@ -61,7 +61,8 @@ fn structs_are_as_documented() {
         header, features_compatible, features_read_only, features_incompatible, block_size,
         node_size, group_blocks, flags, total_blocks, log_blocks, root_block, root_generation,
         root_level, next_inode, log_epoch, log_tail_block, log_tail_sequence, used_blocks,
-        created_ns, hash_seed, label, bitmaps_checksum, inodes, reserved
+        created_ns, hash_seed, label, bitmaps_checksum, inodes, padding,
+        next_tree, default_subvolume, reserved
     });
     let node_header =
         fields!(RawNodeHeader { tree, count, values_start, garbage, level, reserved });
@@ -81,6 +82,10 @@ fn structs_are_as_documented() {
         entries,
         superblock_distance
     });
+    #[rustfmt::skip]
+    let subvolume = fields!(RawSubvolume {
+        parent, directory, generation, created_ns, flags, uuid, reserved
+    });
     let entry = fields!(RawEntry { tree, inode, offset, value_length, kind, flags, reserved });
     let structs = [
         ("Header", header),
@@ -88,6 +93,7 @@ fn structs_are_as_documented() {
         ("NodeHeader", node_header),
         ("Slot", slot),
         ("Inode", inode),
+        ("Subvolume", subvolume),
         ("Checkpoint", checkpoint),
         ("Entry", entry),
     ];
@@ -140,8 +146,7 @@ fn encoders_are_as_documented() {
     check_encoding("Root", &root.encode(), &fields);
 
     let entry = DirectoryEntry {
-        inode: InodeNumber(A),
-        file_type: FileType::Symlink,
+        target: EntryTarget::Inode(InodeNumber(A), FileType::Symlink),
         name: b"name".to_vec(),
     };
     check_encoding(
@@ -267,7 +272,10 @@ fn the_other_numbers_are_as_documented() {
         (MAX_EXTENT_BLOCKS, Extent::UNWRITTEN_BLOCKS_MAX, node::VALUE_BYTES_MAX, node::LEVELS_MAX),
         (256, 32768, 3800, 12)
     );
-    assert_eq!((TREE_ROOTS.0, TREE_FILES.0, INODE_ROOT.0, INODE_ORPHANS.0), (1, 256, 1, 2));
+    assert_eq!(
+        (TREE_ROOTS.0, TREE_SUBVOLUMES.0, TREE_FILES.0, INODE_ROOT.0, INODE_ORPHANS.0),
+        (1, 4, 256, 1, 2)
+    );
 }
 
 #[test]

@@ -39,6 +39,8 @@ impl TestVolume {
             used_blocks: 0,
             bitmaps_checksum: 0,
             inodes: 0,
+            next_tree: TreeId(TREE_FILES.0 + 1),
+            default_subvolume: TREE_FILES,
             hash_seed: SEED,
             created_ns: 1,
             clean: true,

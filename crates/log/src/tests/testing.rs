@@ -11,7 +11,7 @@ use cairn_environment::lock::Mutex;
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, EntryFlags, Extent, ExtentKind, Features, Generation,
     Geometry, InodeNumber, ItemKind, Key, LogPosition, LogSeq, NodePointer, Superblock, TREE_FILES,
-    VolumeId, checksum,
+    TreeId, VolumeId, checksum,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,6 +47,8 @@ pub(crate) fn superblock() -> Superblock {
         used_blocks: 0,
         bitmaps_checksum: 0,
         inodes: 0,
+        next_tree: TreeId(TREE_FILES.0 + 1),
+        default_subvolume: TREE_FILES,
         hash_seed: [1; 16],
         created_ns: 0,
         clean: false,
