@@ -70,6 +70,7 @@ mod cut;
 mod descent;
 mod dirty;
 mod edit;
+mod end;
 mod error;
 mod expected;
 mod handle;

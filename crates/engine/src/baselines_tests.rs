@@ -43,12 +43,12 @@ fn replaced(baselines: Baselines) -> Baselines {
 
 fn leaf_lock_wakes(store: &Store) -> bool {
     assert_eq!(waking_held(), 0);
-    store.file_tree.get_with(&root_key(), |_| waking_held() > 0).unwrap().unwrap()
+    store.trees.shown().get_with(&root_key(), |_| waking_held() > 0).unwrap().unwrap()
 }
 
 fn descends_by_routes(store: &Store) -> bool {
     let before = store.cache.statistics().quick_descents;
-    store.file_tree.get(&root_key()).unwrap().unwrap();
+    store.trees.shown().get(&root_key()).unwrap().unwrap();
     store.cache.statistics().quick_descents > before
 }
 

@@ -1,7 +1,8 @@
 //! The engine's one error. Errno is made from it in the mount adapter only.
+use crate::InodeId;
 use cairn_blockdev::DeviceError;
 use cairn_btree::TreeError;
-use cairn_format::{FileBlock, FormatError, InodeNumber, Structure};
+use cairn_format::{FileBlock, FormatError, Structure};
 use cairn_log::{LogError, ReplayError};
 use cairn_space::SpaceError;
 
@@ -43,6 +44,16 @@ pub enum Error {
     XattrTooLarge,
     #[error("the directory has no free slot for this name's hash")]
     HashCollisions,
+    #[error("the two places are in different subvolumes")]
+    CrossDevice,
+    #[error("the subvolume was deleted")]
+    Stale,
+    #[error("the volume has no subvolume {0}; `cairn subvolume list` shows those that it has")]
+    NoSubvolume(u64),
+    #[error("it is in use")]
+    Busy,
+    #[error("too many subvolumes were used since the volume was mounted; mount it again")]
+    TooManySubvolumes,
     /// The storage below the device is full, as far as this volume may use it.
     #[error("the disk that holds {} is full: free space on it, or remove files here", .0.device)]
     StorageFull(DeviceError),
@@ -56,7 +67,7 @@ pub enum Error {
     #[error(
         "inode {inode}: data of file block {file_block}, at block {block}, does not match its checksum"
     )]
-    DataChecksum { inode: InodeNumber, file_block: FileBlock, block: u64 },
+    DataChecksum { inode: InodeId, file_block: FileBlock, block: u64 },
     /// Not a volume that can be mounted.
     #[error("not a usable volume: {0}")]
     NotAVolume(String),

@@ -52,6 +52,7 @@ impl Layers {
     pub(crate) fn finish(&self) -> Result<()> {
         self.store.check_alive()?;
         let background = self.store.options.background;
+        self.files.interrupt_subvolume_removals();
         // Data of what was removed is not written any more, which would take space.
         if background {
             self.files.drain_orphans();
@@ -89,7 +90,7 @@ impl Layers {
     /// created.
     pub(crate) fn space_info(&self) -> SpaceInfo {
         let report = self.store.space.report();
-        let least_blocks = self.store.file_tree.worst_case_joined(CREATION_ITEMS) * NODE_BLOCKS;
+        let least_blocks = self.store.trees.shown().worst_case_joined(CREATION_ITEMS) * NODE_BLOCKS;
         let available_blocks = if self.store.storage_room.is_tight() {
             0
         } else {

@@ -16,6 +16,7 @@ mod baselines;
 mod error;
 mod file;
 mod fsync_stage;
+mod inode_id;
 mod layers;
 pub mod mkfs;
 mod names;
@@ -30,21 +31,21 @@ mod volume;
 
 pub use baselines::Baselines;
 pub use cairn_btree::CacheStatistics;
-pub use cairn_format::{
-    FileBlock, FileType, Generation, InodeNumber, LogSeq, Superblock, Timestamp,
-};
+pub use cairn_format::{FileBlock, FileType, Generation, LogSeq, Superblock, Timestamp};
 pub use cairn_log::FlushPolicy;
 pub use cairn_log::LogStatistics;
 pub use cairn_space::{Caller, on_behalf_of};
 pub use error::Error;
 pub use file::planned_read::{PlannedRead, ReadAtOnce};
 pub use fsync_stage::FsyncStage;
+pub use inode_id::InodeId;
 pub use options::{FsyncWait, VolumeOptions};
 pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
 pub use store::failures::{Failure, Failures};
 pub use store::recovery::meter::{RecoveryPhase, RecoveryProgress};
 pub use store::storage_room::STORAGE_ROOM_BYTES;
+pub use store::subvolumes::SubvolumeInfo;
 pub use types::{
     AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode,
     RenameMode, SeekTarget, SpaceInfo, TimeChange, WriteTimes, XattrMode,

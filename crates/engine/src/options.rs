@@ -22,6 +22,8 @@ pub struct VolumeOptions {
     pub commit_interval: Duration,
     /// Never write to the device; a log is replayed in memory only.
     pub read_only: bool,
+    /// Id of the subvolume to show at the root; `None` for the volume's default.
+    pub subvolume: Option<u64>,
     /// Discard freed blocks.
     pub discard: bool,
     /// Run the periodic work (writeback, commits, removal of orphans). Without it these happen only
@@ -50,6 +52,7 @@ impl Default for VolumeOptions {
         Self {
             commit_interval: Duration::from_secs(5),
             read_only: false,
+            subvolume: None,
             discard: false,
             background: true,
             flush: FlushPolicy::Auto,

@@ -1,12 +1,13 @@
 //! The transactions' state machine and the queue of removals under a scheduler that tries many
 //! interleavings: a lost wake-up shows as a deadlock, which the scheduler reports. Planned reads
 //! and the data cache have a file each.
+use crate::InodeId;
 use crate::file::removal_queue::{Orphan, RemovalQueue, Taken};
 use crate::store::transaction::Transactions;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use cairn_environment::simulation::schedules;
 use cairn_environment::thread::{self, JoinHandle};
-use cairn_format::{Generation, InodeNumber};
+use cairn_format::Generation;
 use std::sync::Arc;
 
 #[path = "file/data_cache_shuttle_tests.rs"]
@@ -237,8 +238,7 @@ impl Removals {
     }
 
     fn push(&self, numbers: std::ops::Range<u64>) {
-        numbers
-            .for_each(|number| self.queue.push(Orphan { number: InodeNumber(number), blocks: 0 }));
+        numbers.for_each(|number| self.queue.push(Orphan { number: InodeId(number), blocks: 0 }));
     }
 
     fn times_removed(&self, numbers: std::ops::Range<u64>) -> Vec<u64> {

@@ -1,7 +1,8 @@
 //! Arguments and results of the volume's operations.
+use crate::InodeId;
 use crate::Result;
 use cairn_environment::clock;
-use cairn_format::{FileType, Generation, InodeItem, InodeNumber, Timestamp};
+use cairn_format::{FileType, Generation, InodeItem, Timestamp};
 
 /// The present, as stored in inodes.
 pub(crate) fn now() -> Timestamp {
@@ -13,7 +14,7 @@ pub(crate) fn now() -> Timestamp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Its number.
-    pub inode: InodeNumber,
+    pub inode: InodeId,
     /// Its type.
     pub file_type: FileType,
     /// Type and permission bits.
@@ -43,7 +44,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    pub(crate) fn new(inode: InodeNumber, item: &InodeItem, delayed_blocks: u64) -> Self {
+    pub(crate) fn new(inode: InodeId, item: &InodeItem, delayed_blocks: u64) -> Self {
         Self {
             inode,
             file_type: FileType::from_mode(item.mode).unwrap_or(FileType::Regular),
@@ -179,7 +180,7 @@ pub struct DirectoryItem<'a> {
     /// Name.
     pub name: &'a [u8],
     /// Object.
-    pub inode: InodeNumber,
+    pub inode: InodeId,
     /// Its type.
     pub file_type: FileType,
     /// Pass it to continue after this entry; at least 3.

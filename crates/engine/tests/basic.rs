@@ -1,7 +1,7 @@
 //! The operations of a volume, one after the other, across remounts.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode,
     SeekTarget, Volume, VolumeOptions, XattrMode, mkfs,
 };
 use std::sync::Arc;
@@ -22,13 +22,13 @@ fn open(device: &Arc<MemoryDevice>) -> Volume {
         .unwrap()
 }
 
-fn content(volume: &Volume, inode: InodeNumber) -> Vec<u8> {
+fn content(volume: &Volume, inode: InodeId) -> Vec<u8> {
     let mut bytes = Vec::new();
     volume.read(inode, 0, 1 << 24, &mut bytes).unwrap();
     bytes
 }
 
-fn names(volume: &Volume, directory: InodeNumber) -> Vec<String> {
+fn names(volume: &Volume, directory: InodeId) -> Vec<String> {
     let mut names = Vec::new();
     volume
         .read_directory(directory, 0, &mut |item| {

@@ -2,7 +2,7 @@
 //! freed blocks are soon used again.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, Volume,
     VolumeOptions, mkfs,
 };
 use cairn_environment::random::Seeded;
@@ -36,7 +36,7 @@ fn bytes(random: &mut Seeded, length: usize) -> Vec<u8> {
 
 struct Subject {
     volume: Volume,
-    files: Vec<(InodeNumber, Vec<u8>)>,
+    files: Vec<(InodeId, Vec<u8>)>,
     created: u32,
 }
 
@@ -159,7 +159,7 @@ fn reads_are_the_same_with_any_cache() {
 }
 
 /// As tar writes: in pieces that are no whole blocks.
-fn write_in_pieces(volume: &Volume, file: InodeNumber, content: &[u8]) {
+fn write_in_pieces(volume: &Volume, file: InodeId, content: &[u8]) {
     for (index, piece) in content.chunks(9728).enumerate() {
         volume.write(file, index as u64 * 9728, piece).unwrap();
     }

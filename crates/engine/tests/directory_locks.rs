@@ -1,7 +1,7 @@
 //! Which directories' operations meet, and which don't. Whoever is in the way here stays there
 //! until the other one has finished: if they met, both would wait for ever.
 use cairn_blockdev::MemoryDevice;
-use cairn_engine::{FileType, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, mkfs};
+use cairn_engine::{FileType, InodeId, NewInode, RenameMode, Volume, VolumeOptions, mkfs};
 use cairn_environment::thread;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ const DIRECTORY: NewInode<'static> =
     NewInode { file_type: FileType::Directory, mode: 0o755, ..FILE };
 
 /// A volume with the directories `busy` and `other`, each with a file `a`.
-fn volume() -> (Volume, InodeNumber, InodeNumber) {
+fn volume() -> (Volume, InodeId, InodeId) {
     let device = Arc::new(MemoryDevice::new(64 << 20));
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
     let volume =
@@ -30,7 +30,7 @@ fn volume() -> (Volume, InodeNumber, InodeNumber) {
 /// midst.
 fn during_a_listing<T: Send + 'static>(
     volume: &Volume,
-    busy: InodeNumber,
+    busy: InodeId,
     work: impl FnOnce(&Volume) -> T + Send + 'static,
 ) -> T {
     let (mut work, mut result) = (Some(work), None);

@@ -2,8 +2,8 @@
 use cairn_blockdev::composed::{Access, Candidate, ComposedKind, Concat, Mirror, make};
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{
-    Failure, Failures, FileType, FsyncKind, InodeNumber, NewInode, Statistics, Volume,
-    VolumeOptions, mkfs,
+    Failure, Failures, FileType, FsyncKind, InodeId, NewInode, Statistics, Volume, VolumeOptions,
+    mkfs,
 };
 use cairn_format::BLOCK_SIZE;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn content() -> Vec<u8> {
 }
 
 /// A volume with the file /folder/file of [`BLOCKS`] blocks, closed; its inode.
-fn make_volume(device: &Arc<dyn BlockDevice>) -> InodeNumber {
+fn make_volume(device: &Arc<dyn BlockDevice>) -> InodeId {
     mkfs::mkfs(&**device, &mkfs::MkfsOptions::default()).unwrap();
     let volume = Volume::open(device.clone(), options()).unwrap();
     let folder = volume.create(volume.root(), b"folder", &new(FileType::Directory)).unwrap().inode;
@@ -54,7 +54,7 @@ fn places_of(disk: &SimulatedDevice) -> Vec<u64> {
     places
 }
 
-fn read(volume: &Volume, file: InodeNumber) -> Result<Vec<u8>, cairn_engine::Error> {
+fn read(volume: &Volume, file: InodeId) -> Result<Vec<u8>, cairn_engine::Error> {
     let mut bytes = Vec::new();
     volume.read(file, 0, BLOCKS * BLOCK_SIZE, &mut bytes).map(|()| bytes)
 }
@@ -69,7 +69,7 @@ fn counts(failures: &Failures) -> [u64; 4] {
 }
 
 #[track_caller]
-fn expect(failure: &Option<Failure>, kind: &str, file: InodeNumber, path: &str) -> Failure {
+fn expect(failure: &Option<Failure>, kind: &str, file: InodeId, path: &str) -> Failure {
     let failure = failure.clone().expect("there was a failure");
     assert_eq!(
         (&*failure.kind, failure.inode, failure.path.as_deref()),

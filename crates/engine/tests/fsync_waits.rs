@@ -3,7 +3,7 @@
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, SetWrite, forward_to_device};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{
-    AllocateMode, Error, FileType, FsyncKind, FsyncWait, InodeNumber, NewInode, RenameMode, Volume,
+    AllocateMode, Error, FileType, FsyncKind, FsyncWait, InodeId, NewInode, RenameMode, Volume,
     VolumeOptions,
 };
 use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
@@ -107,7 +107,7 @@ fn gated(options: VolumeOptions) -> (Arc<Gate>, Volume) {
     (gate, volume)
 }
 
-fn file(volume: &Volume, name: &[u8], data: &[u8]) -> InodeNumber {
+fn file(volume: &Volume, name: &[u8], data: &[u8]) -> InodeId {
     let inode = volume.create(volume.root(), name, &FILE).unwrap().inode;
     volume.write(inode, 0, data).unwrap();
     inode
@@ -303,7 +303,7 @@ fn every_fsync_can_be_made_a_commit() {
 /// Has a large file made durable, fills the volume but for 3 MiB, and calls `client` with a file:
 /// after that, or while the data of the large one is held on its way to the device for much longer
 /// than reclaim takes when it finds nothing to do.
-fn beside_a_large_fsync<T>(held: bool, client: impl FnOnce(&Volume, InodeNumber) -> T) -> T {
+fn beside_a_large_fsync<T>(held: bool, client: impl FnOnce(&Volume, InodeId) -> T) -> T {
     const DIRTY_BYTES: u64 = 12 << 20;
     let (gate, volume) = gated(VolumeOptions { background: false, ..VolumeOptions::default() });
     let (filling, small) = (file(&volume, b"filling", b""), file(&volume, b"small", b""));

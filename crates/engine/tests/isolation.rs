@@ -2,7 +2,7 @@
 //! isolation` measures how well.)
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions};
+use cairn_engine::{FileType, FsyncKind, InodeId, NewInode, Volume, VolumeOptions};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::thread;
@@ -59,7 +59,7 @@ impl BlockDevice for Gated {
     forward_to_device!(self => self.device; read, flush, discard, length_bytes);
 }
 
-fn file(volume: &Volume, name: &[u8]) -> InodeNumber {
+fn file(volume: &Volume, name: &[u8]) -> InodeId {
     volume.create(volume.root(), name, &FILE).expect("it is new").inode
 }
 

@@ -1,10 +1,10 @@
 //! Things that must come to an end.
 use cairn_blockdev::{BlockDevice, MemoryDevice, Operation, SimulatedDevice};
-use cairn_engine::{Error, FileType, NewInode, Volume, VolumeOptions, XattrMode, mkfs};
+use cairn_engine::{Error, FileType, InodeId, NewInode, Volume, VolumeOptions, XattrMode, mkfs};
 use cairn_environment::{clock, thread};
 use cairn_format::{
-    BLOCK_SIZE, DirectoryEntry, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key, NODE_BLOCKS,
-    NODE_SIZE, Node, hash_name, name_slot_range,
+    BLOCK_SIZE, DirectoryEntry, EntryTarget, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key,
+    NODE_BLOCKS, NODE_SIZE, Node, hash_name, name_slot_range,
 };
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -88,8 +88,7 @@ fn put(node: &mut Node, key: Key, value: &[u8]) {
 fn an_entry_without_its_inode_is_an_error() {
     let volume = damaged(|node, slot| {
         let entry = DirectoryEntry {
-            inode: InodeNumber(4711),
-            file_type: FileType::Regular,
+            target: EntryTarget::Inode(InodeNumber(4711), FileType::Regular),
             name: b"dangling".to_vec(),
         };
         put(
@@ -114,8 +113,7 @@ fn directories_that_contain_each_other_are_an_error() {
         let loops = InodeItem { parent: 12, ..root };
         put(node, Key::new(InodeNumber(12), ItemKind::Inode, 0), &loops.encode());
         let entry = DirectoryEntry {
-            inode: InodeNumber(12),
-            file_type: FileType::Directory,
+            target: EntryTarget::Inode(InodeNumber(12), FileType::Directory),
             name: b"own parent".to_vec(),
         };
         put(
@@ -125,13 +123,13 @@ fn directories_that_contain_each_other_are_an_error() {
         );
     });
     let moved = volume.create(volume.root(), b"moved", &DIRECTORY).unwrap().inode;
-    assert_ne!(moved, InodeNumber(12));
+    assert_ne!(moved, InodeId(12));
     let _: Result<(), Error> =
         within(10, "moving into a directory that contains itself", move || {
             volume.rename(
                 volume.root(),
                 b"moved",
-                InodeNumber(12),
+                InodeId(12),
                 b"moved",
                 cairn_engine::RenameMode::Replace,
             )

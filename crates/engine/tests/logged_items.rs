@@ -1,7 +1,7 @@
 //! What operations log: what they changed, once, and nothing else.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    FileType, FsyncKind, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode, mkfs,
+    FileType, FsyncKind, InodeId, NewInode, RenameMode, Volume, VolumeOptions, XattrMode, mkfs,
 };
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ const DIRECTORY: NewInode<'static> =
 
 struct Fixture {
     volume: Volume,
-    directory: InodeNumber,
-    other: InodeNumber,
+    directory: InodeId,
+    other: InodeId,
 }
 
 impl Fixture {
@@ -30,7 +30,7 @@ impl Fixture {
         fixture
     }
 
-    fn create(&self, name: &[u8]) -> InodeNumber {
+    fn create(&self, name: &[u8]) -> InodeId {
         let inode = self.volume.create(self.directory, name, &FILE).unwrap().inode;
         self.volume.forget(inode, 1);
         inode

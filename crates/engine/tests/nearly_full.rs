@@ -1,7 +1,7 @@
 //! What a full volume must still do.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode,
     Volume, VolumeOptions, XattrMode, mkfs,
 };
 use cairn_environment::random::Seeded;
@@ -21,7 +21,7 @@ fn open(device: &Arc<MemoryDevice>) -> Result<Volume, Error> {
     Volume::open(device.clone(), VolumeOptions { background: false, ..VolumeOptions::default() })
 }
 
-fn fill(volume: &Volume, file: InodeNumber) -> u64 {
+fn fill(volume: &Volume, file: InodeId) -> u64 {
     let mut end = 0;
     let mut step = 1 << 20;
     while step >= 4096 {
@@ -131,7 +131,7 @@ fn what_write_accepted_fsync_stores_at_any_level() {
                 },
             )
             .unwrap();
-        let (mut files, mut refused) = (Vec::<(InodeNumber, Vec<u8>)>::new(), 0);
+        let (mut files, mut refused) = (Vec::<(InodeId, Vec<u8>)>::new(), 0);
         for number in 0..12 {
             match volume.create(root, format!("file {number}").as_bytes(), &FILE) {
                 Ok(made) => files.push((made.inode, Vec::new())),
@@ -196,7 +196,7 @@ fn open_with_background(device: &Arc<MemoryDevice>) -> Volume {
 }
 
 /// One name of each kind, and an attribute; what the attempt did.
-fn make_names(volume: &Volume, files: InodeNumber, number: usize) -> Result<(), Error> {
+fn make_names(volume: &Volume, files: InodeId, number: usize) -> Result<(), Error> {
     let root = volume.root();
     let name = |kind: &str| format!("{kind} {number}").into_bytes();
     let made = volume.create(root, &name("empty"), &FILE)?.inode;
@@ -209,7 +209,7 @@ fn make_names(volume: &Volume, files: InodeNumber, number: usize) -> Result<(), 
 }
 
 /// Removes everything, as `rm -rf` does.
-fn remove_all(volume: &Volume, directory: InodeNumber) -> usize {
+fn remove_all(volume: &Volume, directory: InodeId) -> usize {
     let mut entries = Vec::new();
     let mut take = |entry: cairn_engine::DirectoryItem<'_>| {
         entries.push((entry.name.to_vec(), entry.inode, entry.file_type));

@@ -3,7 +3,7 @@
 use cairn_blockdev::composed::{Access, Candidate, ComposedKind, Mirror, make};
 use cairn_blockdev::{AlignedBuffer, BlockDevice, FileDevice, MemoryDevice, OpenMode};
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileBlock, FileType, FsyncKind, InodeNumber, NewInode,
+    AllocateMode, AttributeChange, Error, FileBlock, FileType, FsyncKind, InodeId, NewInode,
     PlannedRead, ReadAtOnce, SeekTarget, Volume, VolumeOptions, mkfs,
 };
 use cairn_environment::random::Seeded;
@@ -52,14 +52,14 @@ impl Image {
         Some(Self { directory, device, volume })
     }
 
-    fn create(&self, name: &str, content: &[u8]) -> InodeNumber {
+    fn create(&self, name: &str, content: &[u8]) -> InodeId {
         let file = self.volume.create(self.volume.root(), name.as_bytes(), &FILE).unwrap().inode;
         self.volume.write(file, 0, content).unwrap();
         file
     }
 
     /// The same volume with the files' metadata in memory, but not their data.
-    fn with_metadata_alone(self, files: &[InodeNumber]) -> Self {
+    fn with_metadata_alone(self, files: &[InodeId]) -> Self {
         let Self { directory, device, volume } = self;
         volume.close().unwrap();
         drop((volume, device));
@@ -71,7 +71,7 @@ impl Image {
         Self { directory, device, volume }
     }
 
-    fn plan(&self, file: InodeNumber, offset: u64, buffer: &mut [u8]) -> PlannedRead {
+    fn plan(&self, file: InodeId, offset: u64, buffer: &mut [u8]) -> PlannedRead {
         match self.volume.read_at_once(file, offset, buffer) {
             Some(ReadAtOnce::Planned(planned)) => planned,
             other => panic!("{other:?}"),
@@ -224,7 +224,7 @@ fn what_is_not_simple_is_left_to_a_read_that_may_wait() {
 /// A file of eight blocks, and a read of the first four that is planned but not done.
 struct HalfRead {
     image: Image,
-    file: InodeNumber,
+    file: InodeId,
     buffer: AlignedBuffer,
     planned: PlannedRead,
 }
@@ -237,7 +237,7 @@ impl HalfRead {
         Some(Self::of(image.with_metadata_alone(&[file]), file))
     }
 
-    fn of(image: Image, file: InodeNumber) -> Self {
+    fn of(image: Image, file: InodeId) -> Self {
         let mut buffer = AlignedBuffer::zeroed(4 * BLOCK);
         let planned = image.plan(file, 0, &mut buffer);
         Self { image, file, buffer, planned }
@@ -260,7 +260,7 @@ impl HalfRead {
     }
 }
 
-fn set_size(volume: &Volume, file: InodeNumber, size: usize) {
+fn set_size(volume: &Volume, file: InodeId, size: usize) {
     volume
         .set_attributes(
             file,
@@ -269,7 +269,7 @@ fn set_size(volume: &Volume, file: InodeNumber, size: usize) {
         .unwrap();
 }
 
-type Change = fn(&Volume, InodeNumber);
+type Change = fn(&Volume, InodeId);
 
 #[test]
 fn a_file_that_changes_meanwhile_is_read_again() {
@@ -384,12 +384,12 @@ fn a_file_whose_end_moves_meanwhile_is_read_again() {
 }
 
 /// Where the first block of a file lies. Nothing of it is in memory.
-fn place(image: &Image, file: InodeNumber) -> u64 {
+fn place(image: &Image, file: InodeId) -> u64 {
     image.plan(file, 0, &mut AlignedBuffer::zeroed(4 * BLOCK)).device_offset_bytes()
 }
 
 /// Frees the blocks of a planned read; then they are given to a new file, or to the same again.
-fn give_away(read: &HalfRead, with: &[u8], to_itself: bool) -> InodeNumber {
+fn give_away(read: &HalfRead, with: &[u8], to_itself: bool) -> InodeId {
     let HalfRead { image, file, planned, .. } = read;
     set_size(&image.volume, *file, 0);
     image.volume.commit().unwrap();

@@ -1,7 +1,7 @@
 //! What programs expect.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode,
     SeekTarget, Volume, VolumeOptions, XattrMode, mkfs,
 };
 use cairn_environment::thread;
@@ -32,7 +32,7 @@ fn a_symbolic_link_may_be_as_long_as_a_path() {
 fn a_number_that_was_asked_for_can_be_created() {
     let volume = volume();
     let next = volume.create(volume.root(), b"1", &FILE).unwrap().inode.0 + 1;
-    assert!(volume.attributes(InodeNumber(next)).is_err());
+    assert!(volume.attributes(InodeId(next)).is_err());
     assert_eq!(volume.create(volume.root(), b"2", &FILE).unwrap().inode.0, next);
 }
 
@@ -173,10 +173,7 @@ fn an_inode_is_found_by_its_number_as_long_as_it_has_a_name() {
     assert!(matches!(volume.attributes(file), Err(Error::NotFound)));
     assert_eq!(volume.lookup_inode(root).unwrap().inode, root);
     for number in [0, 2, 3, file.0 + 100, u64::MAX] {
-        assert!(
-            matches!(volume.lookup_inode(InodeNumber(number)), Err(Error::NotFound)),
-            "{number}"
-        );
+        assert!(matches!(volume.lookup_inode(InodeId(number)), Err(Error::NotFound)), "{number}");
     }
     volume.close().unwrap();
 }
@@ -202,7 +199,7 @@ fn a_rename_can_leave_something_at_the_old_name() {
     let [a, b, kept] =
         [&b"a"[..], b"b", b"kept"].map(|name| volume.lookup(root, name).unwrap().inode);
     let whiteout = NewInode { file_type: FileType::CharacterDevice, mode: 0, ..FILE };
-    let leave = |from: (InodeNumber, &[u8]), to: (InodeNumber, &[u8]), mode| {
+    let leave = |from: (InodeId, &[u8]), to: (InodeId, &[u8]), mode| {
         volume.rename_leaving(from.0, from.1, to.0, to.1, mode, &whiteout)
     };
     leave((root, b"a"), (root, b"b"), RenameMode::Replace).unwrap();

@@ -4,7 +4,7 @@
 use cairn_blockdev::SimulatedDevice;
 use cairn_blockdev::simulated::Fate;
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, Volume,
     VolumeOptions, WriteTimes, mkfs,
 };
 use cairn_format::BLOCK_SIZE;
@@ -28,13 +28,13 @@ fn new_volume() -> (Arc<SimulatedDevice>, Volume) {
     (device, volume)
 }
 
-fn preallocated(volume: &Volume, index: usize) -> Result<InodeNumber, Error> {
+fn preallocated(volume: &Volume, index: usize) -> Result<InodeId, Error> {
     let file = volume.create(volume.root(), format!("file {index}").as_bytes(), &FILE)?.inode;
     volume.allocate(file, 0, FILE_BLOCKS * BLOCK, AllocateMode::Allocate { keep_size: false })?;
     Ok(file)
 }
 
-fn write(volume: &Volume, file: InodeNumber, block: u64, fill: u8) {
+fn write(volume: &Volume, file: InodeId, block: u64, fill: u8) {
     volume.write(file, block * BLOCK, &[fill; BLOCK_SIZE]).unwrap();
 }
 
@@ -104,7 +104,7 @@ fn what_is_written_in_order_stays_in_one_piece() {
 }
 
 /// A volume whose preallocated files have taken all space.
-fn full_volume() -> (Arc<SimulatedDevice>, Volume, Vec<InodeNumber>) {
+fn full_volume() -> (Arc<SimulatedDevice>, Volume, Vec<InodeId>) {
     let (device, volume) = new_volume();
     let mut files = Vec::new();
     loop {

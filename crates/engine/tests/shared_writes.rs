@@ -1,7 +1,7 @@
 //! Writes out of a caller's buffers and reads into them, against a copy of the file.
 use cairn_blockdev::{AlignedBuffer, MemoryDevice};
 use cairn_engine::{
-    AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions,
+    AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, Volume, VolumeOptions,
     WriteTimes, mkfs,
 };
 use cairn_environment::random::Seeded;
@@ -22,11 +22,11 @@ fn open(device: &Arc<MemoryDevice>) -> Volume {
         .unwrap()
 }
 
-fn new_file(volume: &Volume) -> InodeNumber {
+fn new_file(volume: &Volume) -> InodeId {
     volume.create(volume.root(), b"file", &FILE).unwrap().inode
 }
 
-fn write(volume: &Volume, file: InodeNumber, model: &mut Vec<u8>, random: &mut Seeded) {
+fn write(volume: &Volume, file: InodeId, model: &mut Vec<u8>, random: &mut Seeded) {
     let pieces = [1, 100, BLOCK, 3 * BLOCK, 16 * BLOCK, 100_000, 300 * BLOCK];
     let length = pieces[random.below(pieces.len() as u64) as usize];
     let offset =
@@ -50,7 +50,7 @@ fn write(volume: &Volume, file: InodeNumber, model: &mut Vec<u8>, random: &mut S
     model[offset..offset + length].copy_from_slice(&shared[start..start + length]);
 }
 
-fn compare(volume: &Volume, file: InodeNumber, model: &[u8], random: &mut Seeded) {
+fn compare(volume: &Volume, file: InodeId, model: &[u8], random: &mut Seeded) {
     let offset = random.below(model.len() as u64 + 10_000) as usize
         & if random.chance(1, 2) { !(BLOCK - 1) } else { !0 };
     let mut buffer = AlignedBuffer::zeroed(1 + random.below(2 << 20) as usize);

@@ -1,7 +1,7 @@
 //! A volume that is shut down: what stays, and that nothing is written any more.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    Error, FileType, FsyncKind, InodeNumber, NewInode, ShutdownLog, Volume, VolumeOptions, mkfs,
+    Error, FileType, FsyncKind, InodeId, NewInode, ShutdownLog, Volume, VolumeOptions, mkfs,
 };
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn new_volume() -> (Arc<MemoryDevice>, Volume) {
     (device, volume)
 }
 
-fn write(volume: &Volume, name: &[u8], data: &[u8]) -> InodeNumber {
+fn write(volume: &Volume, name: &[u8], data: &[u8]) -> InodeId {
     let inode = volume.create(volume.root(), name, &FILE).unwrap().inode;
     volume.write(inode, 0, data).unwrap();
     inode

@@ -2,9 +2,7 @@
 //! from becoming durable.
 use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice, forward_to_device};
-use cairn_engine::{
-    Error, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, mkfs,
-};
+use cairn_engine::{Error, FileType, FsyncKind, InodeId, NewInode, Volume, VolumeOptions, mkfs};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -47,7 +45,7 @@ fn owner(block: &[u8]) -> usize {
     u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize
 }
 
-fn create(volume: &Volume, lengths_bytes: &[usize]) -> Vec<InodeNumber> {
+fn create(volume: &Volume, lengths_bytes: &[usize]) -> Vec<InodeId> {
     let one = |(index, length_bytes): (usize, &usize)| {
         let file = volume.create(volume.root(), &name(index), &FILE).unwrap().inode;
         volume.write(file, 0, &content(index, *length_bytes)).unwrap();
@@ -185,7 +183,7 @@ const FILES: usize = 40;
 const VICTIM: usize = 17;
 const LENGTH: usize = 3 * BLOCK_SIZE;
 
-fn picky(only_bad: bool) -> (Arc<Picky>, Volume, Vec<InodeNumber>) {
+fn picky(only_bad: bool) -> (Arc<Picky>, Volume, Vec<InodeId>) {
     let places = Mutex::new(Rank::LEAF, Places { only_bad, ..Places::default() });
     let device = Arc::new(Picky {
         device: SimulatedDevice::new(64 << 20),
@@ -213,7 +211,7 @@ enum FsyncWay {
 }
 
 impl FsyncWay {
-    fn of(self, volume: &Volume, file: InodeNumber) -> Result<(), Error> {
+    fn of(self, volume: &Volume, file: InodeId) -> Result<(), Error> {
         let (sender, told) = std::sync::mpsc::channel();
         let completion = Box::new(move |result| sender.send(result).unwrap());
         match self {
@@ -228,7 +226,7 @@ impl FsyncWay {
 
 #[test]
 fn a_file_that_cannot_be_written_keeps_nothing_else_of_its_sweep() {
-    type Again = fn(&Volume, InodeNumber);
+    type Again = fn(&Volume, InodeId);
     let ways: [(&str, Again); 3] = [
         ("a sync", |volume, _| volume.sync().unwrap()),
         ("an fsync", |volume, file| volume.fsync_blocking(file, FsyncKind::Full).unwrap()),

@@ -3,7 +3,7 @@
 //! there.
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode,
     Volume, VolumeOptions, XattrMode, mkfs,
 };
 use cairn_environment::random::Seeded;
@@ -21,14 +21,14 @@ fn name(number: u64) -> Vec<u8> {
 
 struct Load {
     volume: Volume,
-    directories: Vec<InodeNumber>,
+    directories: Vec<InodeId>,
     /// Names in use, in each directory.
     names: u64,
     random: Seeded,
 }
 
 impl Load {
-    fn directory(&mut self) -> InodeNumber {
+    fn directory(&mut self) -> InodeId {
         self.directories[self.random.below(self.directories.len() as u64) as usize]
     }
 
@@ -39,7 +39,7 @@ impl Load {
     /// Uses the file under some name, if there is one.
     fn with_file(
         &mut self,
-        act: impl FnOnce(&Volume, InodeNumber, &mut Seeded) -> Result<(), Error>,
+        act: impl FnOnce(&Volume, InodeId, &mut Seeded) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let (directory, name) = (self.directory(), self.name());
         let inode = self.volume.lookup(directory, &name)?.inode;

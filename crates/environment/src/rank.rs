@@ -35,6 +35,8 @@ impl Rank {
     pub const INODE: Rank = Rank::nested_rank(40, "inode state");
     /// The inodes in memory.
     pub const INODE_TABLE: Rank = Rank::single(50, "inode table");
+    /// Opening a subvolume, one at a time.
+    pub const SUBVOLUMES: Rank = Rank::single(55, "subvolumes");
     /// Which node is the root of a tree.
     pub const TREE_ROOT: Rank = Rank::nested_rank(60, "tree root");
     /// One node's items; several are taken from the root down, siblings from left to right.
@@ -69,12 +71,13 @@ impl Rank {
     pub const LEAF: Rank = Rank::nested_rank(200, "leaf");
 
     /// Every rank, by ascending order.
-    pub const ALL: [Rank; 21] = [
+    pub const ALL: [Rank; 22] = [
         Rank::EXTENTS,
         Rank::TRANSACTION,
         Rank::RENAME,
         Rank::INODE,
         Rank::INODE_TABLE,
+        Rank::SUBVOLUMES,
         Rank::TREE_ROOT,
         Rank::NODE,
         Rank::NODE_CACHE,

@@ -36,6 +36,9 @@ pub enum CommitReason {
     RingFull,
     /// As `RingFull`: the changed items are too many for one checkpoint.
     ContextTooLarge,
+    /// As `RingFull`: an operation can only become durable with a superblock, see
+    /// [`crate::Batch::need_commit`].
+    CommitNeeded,
     /// More than half of the ring is in use.
     LogPressure,
     /// The log is dead, see [`crate::Log::error`]: the volume must not promise anything any more.

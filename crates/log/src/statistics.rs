@@ -46,6 +46,8 @@ pub struct LogStatistics {
     pub fallbacks_ring_full: u64,
     /// Times that the items were too many for one checkpoint and a commit took over.
     pub fallbacks_context_too_large: u64,
+    /// Times that an operation could only become durable with a superblock and a commit took over.
+    pub fallbacks_commit_needed: u64,
     /// Closed contexts that were dropped because their superblock was durable first.
     #[serde(rename = "log_contexts_dropped")]
     pub contexts_dropped: u64,

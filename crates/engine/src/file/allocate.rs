@@ -3,6 +3,7 @@
 //!
 //! All of it holds the file's extents mutex and works in operations of bounded size. Partial blocks
 //! at the edges of a punched range are zeroed as a write would do it.
+use crate::InodeId;
 use crate::file::Files;
 use crate::file::extents::gaps;
 use crate::file::inode::Inode;
@@ -10,7 +11,7 @@ use crate::file::offsets::{BLOCK, blocks_of, checked_end, whole_blocks_of};
 use crate::store::operation::Effort;
 use crate::types::{AllocateMode, WriteTimes};
 use crate::{Error, Result};
-use cairn_format::{Extent, ExtentKind, InodeNumber};
+use cairn_format::{Extent, ExtentKind};
 use cairn_space::Request;
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ impl Files {
     /// Does what `mode` says to a range of a file.
     pub(crate) fn allocate(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         offset_bytes: u64,
         length_bytes: u64,
         mode: AllocateMode,
@@ -66,7 +67,8 @@ impl Files {
             self.store.reserve(Request { data_blocks: wanted, nodes: 0 }, Effort::Ordinary)?;
         missing.reverse();
         loop {
-            let (mut operation, batch) = self.store.begin_batch(1, 0, Effort::Writeback)?;
+            let (mut operation, batch) =
+                self.store.begin_batch(inode.number, 1, 0, Effort::Writeback)?;
             let mut state = self.write_inode(inode)?;
             for _ in 0..batch {
                 let Some(gap) = missing.pop() else { break };
@@ -126,7 +128,8 @@ impl Files {
         let _extents = self.lock_extents(inode);
         self.settle_truncation(inode)?;
         loop {
-            let (mut operation, batch) = self.store.begin_batch(3, 0, Effort::Removal)?;
+            let (mut operation, batch) =
+                self.store.begin_batch(inode.number, 3, 0, Effort::Removal)?;
             let mut state = self.write_inode(inode)?;
             // Under its lock the inode has no data behind its size.
             let file_end = state.item.size.next_multiple_of(BLOCK).max(end_bytes);
@@ -167,9 +170,9 @@ impl Files {
     /// has now: a file that is copied behind itself grows, and the copy must not follow.
     pub(crate) fn copy_range(
         &self,
-        from: InodeNumber,
+        from: InodeId,
         from_offset: u64,
-        to: InodeNumber,
+        to: InodeId,
         to_offset: u64,
         length_bytes: u64,
         times: WriteTimes,
@@ -200,9 +203,9 @@ impl Files {
     /// happens.
     pub(crate) fn copy_cached(
         &self,
-        from: InodeNumber,
+        from: InodeId,
         from_offset: u64,
-        to: InodeNumber,
+        to: InodeId,
         to_offset: u64,
         length_bytes: u64,
         times: WriteTimes,

@@ -1,11 +1,12 @@
 //! Attributes of inodes.
 use super::Files;
 use super::inode::InodeState;
+use crate::InodeId;
 use crate::store::operation::Effort;
 use crate::types::{AttributeChange, Attributes, TimeChange, WriteTimes, now};
 use crate::{Error, Result};
 use cairn_environment::atomic::Ordering;
-use cairn_format::{FileType, InodeNumber, Timestamp};
+use cairn_format::{FileType, Timestamp};
 
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
@@ -47,7 +48,7 @@ fn apply(state: &mut InodeState, change: &AttributeChange) {
 
 impl Files {
     /// Attributes of an inode.
-    pub(crate) fn attributes(&self, number: InodeNumber) -> Result<Attributes> {
+    pub(crate) fn attributes(&self, number: InodeId) -> Result<Attributes> {
         let inode = self.inodes.get(number);
         let state = self.read_inode_in_use(&inode)?;
         Ok(Attributes::new(number, &state.item, self.delayed_blocks(number, &state)))
@@ -55,7 +56,7 @@ impl Files {
 
     /// Attributes of an inode that has a name; takes a reference on it. For one that is found by
     /// its number alone, as in a file handle.
-    pub(crate) fn lookup_inode(&self, number: InodeNumber) -> Result<Attributes> {
+    pub(crate) fn lookup_inode(&self, number: InodeId) -> Result<Attributes> {
         let inode = self.inodes.get(number);
         let state = self.read_inode(&inode)?;
         if state.item.links == 0 {
@@ -68,11 +69,7 @@ impl Files {
     }
 
     /// Attributes of an inode with a name in `directory`.
-    pub(crate) fn attributes_in(
-        &self,
-        directory: InodeNumber,
-        number: InodeNumber,
-    ) -> Result<Attributes> {
+    pub(crate) fn attributes_in(&self, directory: InodeId, number: InodeId) -> Result<Attributes> {
         let inode = self.inodes.get(number);
         inode.seen_in.store(directory.0, Ordering::Relaxed);
         let state = self.read_inode_in_use(&inode)?;
@@ -82,7 +79,7 @@ impl Files {
     /// Changes attributes; a change of size comes first.
     pub(crate) fn set_attributes(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         change: &AttributeChange,
     ) -> Result<Attributes> {
         let inode = self.inodes.get(number);
@@ -101,7 +98,7 @@ impl Files {
         if only_size {
             return self.attributes(number);
         }
-        let mut operation = self.store.begin(1, 0, Effort::Writeback)?;
+        let mut operation = self.store.begin(inode.number, 1, 0, Effort::Writeback)?;
         let mut state = self.write_inode_in_use(&inode)?;
         apply(&mut state, &rest);
         operation.put_inode(number, &state.loggable())?;

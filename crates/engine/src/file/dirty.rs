@@ -2,10 +2,11 @@
 //! whichever file's turn it is. [`super::throttle`] limits how many do so at once.
 use super::Files;
 use super::inode::Inode;
+use crate::InodeId;
 use crate::Result;
 use crate::store::operation::Effort;
 use cairn_environment::atomic::Ordering;
-use cairn_format::{BLOCK_SIZE, InodeNumber};
+use cairn_format::BLOCK_SIZE;
 use cairn_space::Reservation;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -54,7 +55,7 @@ impl Files {
     /// The dirty inode whose turn it is.
     fn next_dirty(&self) -> Option<Arc<Inode>> {
         let (inodes, turn) = (self.dirty_inodes.lock(), &self.dirty_throttle.turn);
-        let last = InodeNumber(turn.load(Ordering::Relaxed));
+        let last = InodeId(turn.load(Ordering::Relaxed));
         let (number, inode) = inodes
             .range((Bound::Excluded(last), Bound::Unbounded))
             .next()

@@ -3,6 +3,7 @@
 //! Invariants: extents of a file don't overlap; they change only with the file's extents mutex and
 //! its state lock held exclusively, in a joined operation; `item.blocks` equals the sum of their
 //! lengths.
+use crate::InodeId;
 use crate::file::Files;
 use crate::file::data_cache::read_worth_keeping;
 use crate::file::inode::InodeState;
@@ -11,8 +12,8 @@ use crate::store::operation::Operation;
 use crate::{Error, Result};
 use cairn_blockdev::read_verified;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FileBlock, FormatError, InodeNumber,
-    Key, Structure, checksum,
+    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FileBlock, FormatError, Structure,
+    checksum,
 };
 use std::ops::Range;
 
@@ -36,7 +37,7 @@ impl Files {
     /// Blocks of data in memory that come on top of those that `item.blocks` counts: what will
     /// replace allocated blocks, or is written into preallocated ones, does not. Looks at a limited
     /// number of stretches; those behind count as new.
-    pub(crate) fn delayed_blocks(&self, number: InodeNumber, state: &InodeState) -> u64 {
+    pub(crate) fn delayed_blocks(&self, number: InodeId, state: &InodeState) -> u64 {
         let delayed = state.pages.blocks() - state.pages.logged();
         if delayed == 0 || state.item.blocks == 0 {
             return delayed;
@@ -55,30 +56,30 @@ impl Files {
     /// most `limit`.
     pub(crate) fn extents_in(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         blocks: Range<FileBlock>,
         limit: usize,
     ) -> Result<Vec<(FileBlock, Extent)>> {
-        let key = |block| Key::extent(inode, block);
+        let key = |block| inode.extent_key(block);
         let mut found = Vec::new();
         if blocks.is_empty() {
             return Ok(found);
         }
         let up_to_start = key(FileBlock::FIRST)..=key(blocks.start);
-        if let Some((first, value)) = self.store.file_tree.last(up_to_start)? {
-            let extent = self.store.of_item(&first, Extent::decode(&value))?;
+        if let Some((first, value)) = self.store.trees.of(inode).last(up_to_start)? {
+            let extent = self.store.of_item(inode, &first, Extent::decode(&value))?;
             if first.file_block() + extent.blocks > blocks.start {
                 found.push((first.file_block(), extent));
             }
         }
         if blocks.start + 1 < blocks.end {
             let behind_start = key(blocks.start + 1)..=key(blocks.end - 1);
-            for item in self.store.file_tree.range(behind_start) {
+            for item in self.store.trees.of(inode).range(behind_start) {
                 if found.len() >= limit {
                     break;
                 }
                 let (key, value) = item?;
-                let extent = self.store.of_item(&key, Extent::decode(&value))?;
+                let extent = self.store.of_item(inode, &key, Extent::decode(&value))?;
                 found.push((key.file_block(), extent));
             }
         }
@@ -90,7 +91,7 @@ impl Files {
     pub(crate) fn drop_extents(
         &self,
         operation: &mut Operation<'_>,
-        inode: InodeNumber,
+        inode: InodeId,
         state: &mut InodeState,
         blocks: Range<FileBlock>,
         overlapping: &[(FileBlock, Extent)],
@@ -107,7 +108,7 @@ impl Files {
             if start < cut.start {
                 operation.put_extent(inode, start, &extent.slice(0, cut.start - start))?;
             } else {
-                operation.delete(Key::extent(inode, start))?;
+                operation.delete(inode.extent_key(start))?;
             }
             if cut.end < end {
                 let rest = extent.slice(cut.end - start, end - cut.end);
@@ -125,7 +126,7 @@ impl Files {
     pub(crate) fn insert_extent(
         &self,
         operation: &mut Operation<'_>,
-        inode: InodeNumber,
+        inode: InodeId,
         state: &mut InodeState,
         file_block: FileBlock,
         extent: Extent,
@@ -152,7 +153,7 @@ impl Files {
     pub(crate) fn put_merged(
         &self,
         operation: &mut Operation<'_>,
-        inode: InodeNumber,
+        inode: InodeId,
         file_block: FileBlock,
         extent: Extent,
     ) -> Result<()> {
@@ -164,7 +165,7 @@ impl Files {
     /// cheap.
     fn merge(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         file_block: FileBlock,
         extent: &Extent,
     ) -> Result<(FileBlock, Extent)> {
@@ -191,7 +192,7 @@ impl Files {
     /// is not where `source` allows to take it from.
     pub(crate) fn read_mapped(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         first_block: FileBlock,
         buffer: &mut [u8],
         source: Source,
@@ -243,14 +244,15 @@ impl Files {
 
     /// Whether the leaves that hold the extents of `blocks`, which are not many, are in memory. A
     /// leaf that leaves it right afterwards is read again.
-    pub(crate) fn extents_in_memory(&self, inode: InodeNumber, blocks: Range<FileBlock>) -> bool {
-        let known = |block| self.store.file_tree.is_in_memory(&Key::extent(inode, block));
+    pub(crate) fn extents_in_memory(&self, inode: InodeId, blocks: Range<FileBlock>) -> bool {
+        let tree = self.store.trees.of(inode);
+        let known = |block| tree.is_in_memory(&inode.extent_key(block));
         known(blocks.start) && (blocks.end <= blocks.start + 1 || known(blocks.end - 1))
     }
 
     fn read_verified(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         file_block: FileBlock,
         extent: &Extent,
         buffer: &mut [u8],
@@ -262,7 +264,7 @@ impl Files {
 
     fn read_extent(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         file_block: FileBlock,
         extent: &Extent,
         buffer: &mut [u8],

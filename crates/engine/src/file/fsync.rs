@@ -8,11 +8,12 @@
 use super::Files;
 use super::inode::Inode;
 use super::writeback::WITH_GROUP_BLOCKS_MAX;
+use crate::InodeId;
 use crate::Result;
 use crate::store::failures::FailureLedger;
 use crate::store::storage_room::StorageRoom;
 use crate::types::{Completion, FsyncKind};
-use cairn_format::{FileType, InodeNumber, LogSeq};
+use cairn_format::{FileType, LogSeq};
 use cairn_log::{CallerLeads, DataTicket, LogError, RequestTimer};
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ const BRIEF_FSYNC_PAGES_MAX: u64 = 4;
 
 impl Files {
     /// Whether an fsync finds nothing to do. Does not wait.
-    pub(crate) fn is_durable(&self, number: InodeNumber, kind: FsyncKind) -> bool {
+    pub(crate) fn is_durable(&self, number: InodeId, kind: FsyncKind) -> bool {
         let inode = self.inodes.get(number);
         let Some(state) = self.try_read_inode_in_use(&inode) else { return false };
         let to_log = state.size_dirty
@@ -37,7 +38,7 @@ impl Files {
 
     /// Whether an fsync has little to prepare: its data goes with the group, and no thread works
     /// on the file now. Does not wait.
-    pub(crate) fn is_little_to_sync(&self, number: InodeNumber) -> bool {
+    pub(crate) fn is_little_to_sync(&self, number: InodeId) -> bool {
         let inode = self.inodes.get(number);
         if inode.extents.try_lock().is_none() {
             return false;
@@ -50,7 +51,7 @@ impl Files {
     }
 
     /// Logs what fsync must make durable, and writes what doesn't go with the group.
-    fn prepare_fsync(&self, number: InodeNumber, kind: FsyncKind) -> Result<Prepared> {
+    fn prepare_fsync(&self, number: InodeId, kind: FsyncKind) -> Result<Prepared> {
         self.store.check_alive()?;
         let inode = self.inodes.get(number);
         let (regular, last) = {
@@ -76,7 +77,7 @@ impl Files {
     /// Makes the file durable; `completion` runs when it is, on this thread or another.
     pub(crate) fn fsync(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         kind: FsyncKind,
         leads: CallerLeads,
         completion: Completion,
@@ -102,7 +103,7 @@ impl Files {
     }
 
     /// Makes the file durable.
-    pub(crate) fn fsync_blocking(&self, number: InodeNumber, kind: FsyncKind) -> Result<()> {
+    pub(crate) fn fsync_blocking(&self, number: InodeId, kind: FsyncKind) -> Result<()> {
         let timer = RequestTimer::begin();
         let prepared = self.prepare_fsync(number, kind)?;
         let outcome = prepared.outcome(

@@ -11,12 +11,13 @@
 //! Lock discipline: extents mutex (EXTENTS) before joining a transaction; state locks (INODE) in
 //! ascending inode number, several of them only through
 //! [`Files::lock_inodes`](super::Files::lock_inodes); the table's shards (INODE_TABLE) inside.
+use crate::InodeId;
 use crate::file::pages::Pages;
 use crate::{Error, Result};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use cairn_format::{FileBlock, FileType, InodeItem, InodeNumber, LogSeq};
+use cairn_format::{FileBlock, FileType, InodeItem, LogSeq};
 use cairn_log::DataTicket;
 use cairn_space::Reservation;
 use rustc_hash::FxHashMap;
@@ -32,7 +33,7 @@ pub(crate) struct Flight {
 }
 
 /// The inodes that have something to write. Lock: a leaf.
-pub(crate) type DirtyInodes = Mutex<BTreeMap<InodeNumber, Arc<Inode>>>;
+pub(crate) type DirtyInodes = Mutex<BTreeMap<InodeId, Arc<Inode>>>;
 
 /// What is known of a loaded inode.
 pub(crate) struct InodeState {
@@ -162,7 +163,7 @@ impl InodeState {
 
 /// An inode in memory.
 pub(crate) struct Inode {
-    pub(crate) number: InodeNumber,
+    pub(crate) number: InodeId,
     /// Serialises everything that changes extents; held across device writes of this file's data,
     /// but for data that goes with a group.
     pub(crate) extents: Mutex<()>,
@@ -176,7 +177,7 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    fn unloaded(number: InodeNumber) -> Arc<Self> {
+    fn unloaded(number: InodeId) -> Arc<Self> {
         let (extents, state) = (Mutex::new(Rank::EXTENTS, ()), RwLock::new(Rank::INODE, None));
         Arc::new(Self {
             number,
@@ -262,12 +263,12 @@ impl InodeTable {
         }
     }
 
-    fn shard<T>(shards: &[T], number: InodeNumber) -> &T {
+    fn shard<T>(shards: &[T], number: InodeId) -> &T {
         &shards[(number.0 % SHARDS as u64) as usize]
     }
 
     /// The inode, loaded or not.
-    pub(crate) fn get(&self, number: InodeNumber) -> Arc<Inode> {
+    pub(crate) fn get(&self, number: InodeId) -> Arc<Inode> {
         let shard = Self::shard(&self.shards, number);
         // Whoever looks names up in the same directory passes here at once.
         if let Some(inode) = shard.read().get(&number.0) {
@@ -282,12 +283,7 @@ impl InodeTable {
 
     /// Enters a newly made inode, with a name in `directory`. That may be locked: the new number is
     /// above every other.
-    pub(crate) fn insert_new(
-        &self,
-        number: InodeNumber,
-        directory: InodeNumber,
-        state: InodeState,
-    ) {
+    pub(crate) fn insert_new(&self, number: InodeId, directory: InodeId, state: InodeState) {
         let inode = self.get(number);
         inode.seen_in.store(directory.0, Ordering::Relaxed);
         *inode.state.write_at(number.0) = Some(Box::new(state));
@@ -305,6 +301,14 @@ impl InodeTable {
         });
     }
 
+    /// The inodes of a subvolume in memory.
+    pub(super) fn of_subvolume(&self, slot: u32) -> Vec<Arc<Inode>> {
+        let of_shard = |shard: &RwLock<FxHashMap<u64, Arc<Inode>>>| -> Vec<Arc<Inode>> {
+            shard.read().values().filter(|inode| inode.number.slot() == slot).cloned().collect()
+        };
+        self.shards.iter().flat_map(of_shard).collect()
+    }
+
     /// Number of inodes in memory.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.read().len()).sum()
@@ -316,12 +320,12 @@ impl InodeTable {
     }
 
     /// Adds a reference.
-    pub(crate) fn retain(&self, number: InodeNumber) {
+    pub(crate) fn retain(&self, number: InodeId) {
         *Self::shard(&self.references, number).lock().entry(number.0).or_insert(0) += 1;
     }
 
     /// Takes `count` references back; whether none is left.
-    pub(crate) fn release(&self, number: InodeNumber, count: u64) -> bool {
+    pub(crate) fn release(&self, number: InodeId, count: u64) -> bool {
         let mut shard = Self::shard(&self.references, number).lock();
         let Some(references) = shard.get_mut(&number.0) else { return true };
         *references = references.saturating_sub(count);
@@ -338,7 +342,7 @@ impl InodeTable {
     }
 
     /// Whether anybody refers to the inode.
-    pub(crate) fn is_referenced(&self, number: InodeNumber) -> bool {
+    pub(crate) fn is_referenced(&self, number: InodeId) -> bool {
         Self::shard(&self.references, number).lock().contains_key(&number.0)
     }
 }

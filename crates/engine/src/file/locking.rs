@@ -4,10 +4,11 @@
 //! number, here only.
 use super::Files;
 use super::inode::{Inode, InodeState, ReadGuard, WriteGuard};
+use crate::InodeId;
 use crate::store::Store;
 use crate::{Error, Result};
 use cairn_environment::lock::MutexGuard;
-use cairn_format::{InodeItem, InodeNumber, ItemKind, Key};
+use cairn_format::{FileBlock, InodeItem, ItemKind};
 use std::sync::Arc;
 
 /// A rename locks so many: two directories and what both names stand for.
@@ -15,12 +16,12 @@ const LOCKED_MAX: usize = 4;
 
 /// Exclusive access to several inodes.
 pub(crate) struct LockedInodes<'a> {
-    guards: [Option<(InodeNumber, WriteGuard<'a>)>; LOCKED_MAX],
+    guards: [Option<(InodeId, WriteGuard<'a>)>; LOCKED_MAX],
 }
 
 impl LockedInodes<'_> {
     /// The state of one of them.
-    pub(crate) fn get(&mut self, number: InodeNumber) -> &mut InodeState {
+    pub(crate) fn get(&mut self, number: InodeId) -> &mut InodeState {
         let (_, guard) = self
             .guards
             .iter_mut()
@@ -68,13 +69,18 @@ impl Files {
         Some(ExtentsGuard { mutex, store: &self.store })
     }
 
-    fn load(&self, number: InodeNumber) -> Result<Box<InodeState>> {
-        let key = Key::new(number, ItemKind::Inode, 0);
-        let value = self.store.file_tree.get(&key)?.ok_or(Error::NotFound)?;
-        let item = self.store.of_item(&key, InodeItem::decode(&value))?;
+    fn load(&self, number: InodeId) -> Result<Box<InodeState>> {
+        self.enter(number)?;
+        let key = number.key(ItemKind::Inode, 0);
+        let value = self.store.trees.of(number).get(&key)?.ok_or(Error::NotFound)?;
+        let item = self.store.of_item(number, &key, InodeItem::decode(&value))?;
         // An inode that left memory may have items in the CIL: an fsync of it waits for everything
         // logged so far.
-        Ok(Box::new(InodeState::new(item, self.store.log.last())))
+        let mut state = InodeState::new(item, self.store.log.last());
+        if self.orphans.is_truncated(number) {
+            state.truncated_from = Some(FileBlock::round_up(item.size));
+        }
+        Ok(Box::new(state))
     }
 
     /// Locks an inode exclusively, loading it when needed.
@@ -121,7 +127,8 @@ impl Files {
         Ok(state)
     }
 
-    fn expect_in_use(&self, number: InodeNumber, state: &InodeState) -> Result<()> {
+    fn expect_in_use(&self, number: InodeId, state: &InodeState) -> Result<()> {
+        self.store.trees.subvolume(number)?.check_alive()?;
         let in_use = state.item.links > 0 || self.inodes.is_referenced(number);
         if in_use { Ok(()) } else { Err(Error::NotFound) }
     }

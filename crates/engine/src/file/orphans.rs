@@ -4,9 +4,10 @@
 //! An unlinked inode that is still referenced waits in `unlinked`; giving its last reference back
 //! queues it. The queue is worked off by a thread of its own when the volume has background
 //! threads, otherwise at once.
+use crate::InodeId;
 use crate::file::Files;
 use crate::file::inode::Inode;
-use crate::file::removal_queue::{Orphan, Taken};
+use crate::file::removal_queue::{Orphan, Removal, Taken};
 use crate::store::operation::Effort;
 use crate::store::recovery::meter::RecoveryMeter;
 use crate::{Error, Result};
@@ -14,13 +15,13 @@ use cairn_format::{INODE_ORPHANS, InodeNumber, ItemKind, Key, OrphanKind, decode
 use std::sync::Arc;
 
 /// Key of an inode's orphan item.
-pub(crate) fn orphan_key(inode: InodeNumber) -> Key {
-    Key::new(INODE_ORPHANS, ItemKind::Orphan, inode.0)
+pub(crate) fn orphan_key(inode: InodeId) -> Key {
+    Key::new(INODE_ORPHANS, ItemKind::Orphan, inode.number().0)
 }
 
 impl Files {
     /// Called after an inode lost its last name.
-    pub(crate) fn reap_if_unused(&self, number: InodeNumber) {
+    pub(crate) fn reap_if_unused(&self, number: InodeId) {
         self.orphans.unlinked.lock().insert(number);
         // Look after inserting: a reference given back before would not have seen it.
         if !self.inodes.is_referenced(number) {
@@ -29,17 +30,17 @@ impl Files {
     }
 
     /// An unnamed inode was created or opened: when its reference goes, so does it.
-    pub(crate) fn note_unlinked(&self, number: InodeNumber) {
+    pub(crate) fn note_unlinked(&self, number: InodeId) {
         self.orphans.unlinked.lock().insert(number);
     }
 
     /// It has a name again.
-    pub(crate) fn note_linked(&self, number: InodeNumber) {
+    pub(crate) fn note_linked(&self, number: InodeId) {
         self.orphans.unlinked.lock().remove(&number);
     }
 
     /// Gives back references.
-    pub(crate) fn forget(&self, number: InodeNumber, count: u64) {
+    pub(crate) fn forget(&self, number: InodeId, count: u64) {
         if self.inodes.release(number, count) && self.orphans.unlinked.lock().contains(&number) {
             self.queue_orphan(number);
         }
@@ -52,16 +53,16 @@ impl Files {
         unlinked.into_iter().for_each(|number| self.queue_orphan(number));
     }
 
-    fn queue_orphan(&self, number: InodeNumber) {
+    fn queue_orphan(&self, number: InodeId) {
         if !self.orphans.unlinked.lock().remove(&number) || self.store.options.read_only {
             return;
         }
         if !self.store.options.background {
-            return self.reap(Orphan { number, blocks: 0 });
+            return self.reap(Orphan::inode(number, 0));
         }
         let blocks = self.read_inode(&self.inodes.get(number)).map_or(0, |state| state.item.blocks);
         self.store.space.announce(blocks);
-        self.orphans.queue.push(Orphan { number, blocks });
+        self.orphans.queue.push(Orphan::inode(number, blocks));
     }
 
     /// Up to `freed` of the blocks that are `counted` for an inode are free now.
@@ -71,7 +72,10 @@ impl Files {
         self.store.space.retract(freed);
     }
 
-    fn reap(&self, orphan: Orphan) {
+    pub(super) fn reap(&self, orphan: Orphan) {
+        if orphan.removal == Removal::Subvolume {
+            return self.reap_subvolume(orphan);
+        }
         let inode = self.inodes.get(orphan.number);
         let _extents = self.lock_extents(&inode);
         self.reap_locked(&inode, orphan, Effort::Removal);
@@ -79,15 +83,18 @@ impl Files {
 
     /// The extents mutex is held.
     fn reap_locked(&self, inode: &Arc<Inode>, orphan: Orphan, effort: Effort) {
-        let Orphan { number, blocks: mut counted } = orphan;
-        let result = self.remove_inode(inode, effort, &mut counted);
+        let Orphan { number, blocks: mut counted, removal } = orphan;
+        let result = match removal {
+            Removal::Tail => self.settle_truncation(inode),
+            Removal::Inode | Removal::Subvolume => self.remove_inode(inode, effort, &mut counted),
+        };
         if matches!(result, Err(Error::NoSpace)) {
-            self.orphans.queue.postpone(Orphan { number, blocks: counted });
+            self.orphans.queue.postpone(Orphan { blocks: counted, ..orphan });
             return;
         }
         self.note_freed(&mut counted, u64::MAX);
         match result {
-            Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
+            Ok(()) | Err(Error::Aborted(_) | Error::Closed | Error::Stale) => {}
             // It stays an orphan on the volume; the next mount tries again.
             Err(error) => tracing::warn!("inode {number} could not be removed: {error}"),
         }
@@ -113,8 +120,10 @@ impl Files {
         let mut busy = Vec::new();
         for taken in postponed.into_iter().chain(std::iter::from_fn(|| self.orphans.queue.take())) {
             let inode = self.inodes.get(taken.orphan.number);
-            // The holder of the mutex may wait for this very thread.
-            if let Some(_extents) = self.try_lock_extents(&inode) {
+            // Others wait for space. The holder of the mutex may wait for this very thread.
+            if taken.orphan.removal == Removal::Inode
+                && let Some(_extents) = self.try_lock_extents(&inode)
+            {
                 self.reap_locked(&inode, taken.orphan, Effort::Reclaim);
             } else {
                 busy.push(taken);
@@ -123,24 +132,27 @@ impl Files {
         busy.into_iter().for_each(Taken::give_back);
     }
 
-    /// At mount: does what the orphan items say. What can't be done (a full volume, damage) stays
-    /// for the next mount.
+    /// At mount: does what the orphan items of the open subvolumes say. What can't be done (a full
+    /// volume, damage) stays for the next mount.
     pub(crate) fn finish_orphans(&self, meter: &mut RecoveryMeter<'_>) {
-        for (done, item) in
-            (1..).zip(self.store.file_tree.range(Key::all(INODE_ORPHANS, ItemKind::Orphan)))
-        {
-            meter.at("unfinished removals", done, 0);
-            let done = item.map_err(Error::from).and_then(|(key, value)| {
-                let kind = self.store.of_item(&key, decode_orphan(&value))?;
-                self.finish_orphan(InodeNumber(key.offset), kind)
-            });
-            if let Err(error) = done {
-                tracing::warn!("an unfinished removal has to wait: {error}");
+        let mut done = 0;
+        for subvolume in self.store.trees.open_subvolumes() {
+            let root = InodeId::root_of(subvolume.slot);
+            for item in subvolume.tree().range(Key::all(INODE_ORPHANS, ItemKind::Orphan)) {
+                done += 1;
+                meter.at("unfinished removals", done, 0);
+                let finished = item.map_err(Error::from).and_then(|(key, value)| {
+                    let kind = self.store.of_item(root, &key, decode_orphan(&value))?;
+                    self.finish_orphan(root.sibling(InodeNumber(key.offset)), kind)
+                });
+                if let Err(error) = finished {
+                    tracing::warn!("an unfinished removal has to wait: {error}");
+                }
             }
         }
     }
 
-    fn finish_orphan(&self, number: InodeNumber, kind: OrphanKind) -> Result<()> {
+    fn finish_orphan(&self, number: InodeId, kind: OrphanKind) -> Result<()> {
         let inode = self.inodes.get(number);
         let _extents = self.lock_extents(&inode);
         match kind {

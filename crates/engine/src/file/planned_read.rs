@@ -19,12 +19,13 @@
 //!   counts failures and reports them; here nothing of that happens.
 //!
 //! Locks: the inode's, shared and only if nobody has it; those of a lookup in memory.
+use crate::InodeId;
 use crate::file::Files;
 use crate::file::data_cache::read_worth_keeping;
 use crate::file::inode::InodeState;
 use crate::file::offsets::{BLOCK, blocks_of};
 use cairn_blockdev::{RawFile, is_aligned};
-use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, InodeNumber, checksum};
+use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, checksum};
 use std::ops::Range;
 
 /// What a read that waits for nobody has come to.
@@ -40,7 +41,7 @@ pub enum ReadAtOnce {
 #[derive(Debug)]
 pub struct PlannedRead {
     file: RawFile,
-    inode: InodeNumber,
+    inode: InodeId,
     offset_bytes: u64,
     /// What was asked for.
     length_bytes: usize,
@@ -95,7 +96,7 @@ impl Files {
     /// if it is one and this is known in memory.
     fn run_at(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         state: &InodeState,
         offset_bytes: u64,
         length_bytes: usize,
@@ -142,7 +143,7 @@ impl Files {
     /// `buffer` may then hold anything.
     pub(crate) fn read_at_once(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         offset_bytes: u64,
         buffer: &mut [u8],
     ) -> Option<ReadAtOnce> {

@@ -20,7 +20,7 @@
 //! writes and reads are torn.
 use crate::mkfs::{MkfsOptions, mkfs};
 use crate::{
-    AllocateMode, AttributeChange, Error, FileType, FlushPolicy, FsyncKind, InodeNumber, NewInode,
+    AllocateMode, AttributeChange, Error, FileType, FlushPolicy, FsyncKind, InodeId, NewInode,
     ReadAtOnce, SeekTarget, Volume, VolumeOptions,
 };
 use cairn_blockdev::{AlignedBuffer, BlockDevice, DeviceError, RawFile};
@@ -119,7 +119,7 @@ impl BlockDevice for ModelDevice {
 
 /// What a file held, in order.
 struct History {
-    inode: InodeNumber,
+    inode: InodeId,
     /// `None` when it is gone. An operation's outcome is here before it begins.
     contents: Mutex<Vec<Option<Vec<u8>>>>,
     /// The content that the last operation to end has left.
@@ -127,7 +127,7 @@ struct History {
 }
 
 impl History {
-    fn new(inode: InodeNumber, content: Vec<u8>) -> Arc<Self> {
+    fn new(inode: InodeId, content: Vec<u8>) -> Arc<Self> {
         Arc::new(Self {
             inode,
             contents: Mutex::new(Rank::LEAF, vec![Some(content)]),

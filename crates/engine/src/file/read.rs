@@ -1,6 +1,7 @@
 //! Reading and seeking in files.
 //!
 //! A read takes pages from memory, and what is not there from the device, verified.
+use crate::InodeId;
 use crate::file::Files;
 use crate::file::extents::Source;
 use crate::file::inode::InodeState;
@@ -8,7 +9,7 @@ use crate::file::offsets::{BLOCK, blocks_of};
 use crate::types::SeekTarget;
 use crate::{Error, Result};
 use cairn_blockdev::{BlockBuffer, is_aligned};
-use cairn_format::{BLOCK_SIZE, ExtentKind, FileBlock, InodeNumber};
+use cairn_format::{BLOCK_SIZE, ExtentKind, FileBlock};
 use std::ops::Range;
 
 /// Longest read that is done in one step.
@@ -24,7 +25,7 @@ impl Files {
     /// file.
     pub(crate) fn read(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         offset_bytes: u64,
         length_bytes: usize,
         out: &mut Vec<u8>,
@@ -47,7 +48,7 @@ impl Files {
     /// Reads into `buffer`; returns how many bytes, fewer at the end of the file.
     pub(crate) fn read_into(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         offset_bytes: u64,
         buffer: &mut [u8],
     ) -> Result<usize> {
@@ -82,7 +83,7 @@ impl Files {
     /// As [`Files::read_into`], if all of it is in memory and no lock is taken.
     pub(crate) fn read_cached_into(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         offset_bytes: u64,
         buffer: &mut [u8],
     ) -> Option<usize> {
@@ -113,7 +114,7 @@ impl Files {
     /// The blocks that `bytes` lie in.
     fn read_copy(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         state: &InodeState,
         bytes: Range<u64>,
     ) -> Result<BlockBuffer> {
@@ -127,7 +128,7 @@ impl Files {
     /// `source` says.
     fn read_blocks(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         state: &InodeState,
         first_block: FileBlock,
         buffer: &mut [u8],
@@ -163,7 +164,7 @@ impl Files {
     /// One block as the file has it now.
     pub(crate) fn read_block(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         state: &InodeState,
         block: FileBlock,
     ) -> Result<BlockBuffer> {
@@ -173,7 +174,7 @@ impl Files {
     /// The next data or hole at or after `offset_bytes`.
     pub(crate) fn seek(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         offset_bytes: u64,
         target: SeekTarget,
     ) -> Result<u64> {
@@ -206,7 +207,7 @@ impl Files {
     /// The first of `blocks` that holds data.
     fn next_data(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         state: &InodeState,
         blocks: Range<FileBlock>,
     ) -> Result<Option<FileBlock>> {
@@ -226,7 +227,7 @@ impl Files {
     }
 
     /// Where the data extent that covers a block ends.
-    fn data_extent_at(&self, number: InodeNumber, block: FileBlock) -> Result<Option<FileBlock>> {
+    fn data_extent_at(&self, number: InodeId, block: FileBlock) -> Result<Option<FileBlock>> {
         let extent = self.extents_in(number, block..block.next(), 1)?.pop();
         Ok(extent
             .filter(|(_, extent)| extent.kind == ExtentKind::Data)

@@ -7,19 +7,39 @@
 //! - `work`: something waits. Only the reaper sleeps here; what reclaim has taken meanwhile it
 //!   finds gone, and sleeps on.
 //! - `idle`: nothing waits, and no thread removes. The thread that ends with the last one wakes.
+use crate::InodeId;
 use crate::store::Observer;
 use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::{Condvar, Mutex, MutexGuard};
-use cairn_format::InodeNumber;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-/// An inode to remove.
+/// What is to be removed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Removal {
+    /// An inode.
+    Inode,
+    /// What lies behind the end of a file.
+    Tail,
+    /// The subvolume with this root directory.
+    Subvolume,
+}
+
+/// Something to remove.
 #[derive(Clone, Copy)]
 pub(crate) struct Orphan {
-    pub(crate) number: InodeNumber,
+    pub(crate) number: InodeId,
     /// Its blocks that were announced to the allocator.
     pub(crate) blocks: u64,
+    pub(crate) removal: Removal,
+}
+
+impl Orphan {
+    /// An inode.
+    pub(crate) fn inode(number: InodeId, blocks: u64) -> Self {
+        Self { number, blocks, removal: Removal::Inode }
+    }
 }
 
 #[derive(Default)]
@@ -30,6 +50,8 @@ struct State {
     postponed: Vec<Orphan>,
     /// Taken, and not done with.
     taken: usize,
+    /// Subvolumes are left to the next mount.
+    closing: bool,
     stopped: bool,
 }
 
@@ -83,6 +105,21 @@ impl RemovalQueue {
     /// It has to wait for space.
     pub(crate) fn postpone(&self, orphan: Orphan) {
         self.state.lock().postponed.push(orphan);
+    }
+
+    /// The volume is being closed: subvolumes, which may take long, are left to the next mount.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        state.closing = true;
+        state.waiting.retain(|orphan| orphan.removal != Removal::Subvolume);
+        if state.is_idle() {
+            self.idle.notify_all();
+        }
+    }
+
+    /// Whether the volume is being closed.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.state.lock().closing
     }
 
     /// What was postponed, to try it at once.
@@ -159,11 +196,38 @@ impl Observer for RemovalQueue {
 pub(crate) struct Orphans {
     pub(super) queue: Arc<RemovalQueue>,
     /// Without a name, but referenced.
-    pub(super) unlinked: Mutex<HashSet<InodeNumber>>,
+    pub(super) unlinked: Mutex<HashSet<InodeId>>,
+    /// Inodes with an unfinished truncation of before the mount.
+    truncated: Mutex<HashSet<InodeId>>,
+    any_truncated: AtomicBool,
 }
 
 impl Orphans {
     pub(crate) fn new(queue: Arc<RemovalQueue>) -> Self {
-        Self { queue, unlinked: Mutex::new(Rank::LEAF, HashSet::new()) }
+        Self {
+            queue,
+            unlinked: Mutex::new(Rank::LEAF, HashSet::new()),
+            truncated: Mutex::new(Rank::LEAF, HashSet::new()),
+            any_truncated: AtomicBool::new(false),
+        }
+    }
+
+    /// A crash left truncations of these unfinished. Nobody has seen the inodes yet.
+    pub(super) fn note_truncated(&self, inodes: impl Iterator<Item = InodeId>) {
+        let mut truncated = self.truncated.lock();
+        truncated.extend(inodes);
+        self.any_truncated.store(!truncated.is_empty(), Ordering::Release);
+    }
+
+    /// The truncation of `inode` is finished.
+    pub(super) fn note_finished(&self, inode: InodeId) {
+        if self.any_truncated.load(Ordering::Acquire) {
+            self.truncated.lock().remove(&inode);
+        }
+    }
+
+    /// Whether a truncation of `inode` is unfinished since before the mount.
+    pub(super) fn is_truncated(&self, inode: InodeId) -> bool {
+        self.any_truncated.load(Ordering::Acquire) && self.truncated.lock().contains(&inode)
     }
 }

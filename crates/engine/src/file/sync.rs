@@ -84,7 +84,7 @@ impl Files {
     /// Writes an inode's data by `write`, and logs its attributes. One that is gone needs nothing.
     fn write_one(&self, inode: &Arc<Inode>, write: impl FnOnce() -> Result<()>) -> Result<()> {
         match write().and_then(|()| self.log_attributes(inode)) {
-            Ok(_) | Err(Error::NotFound) => Ok(()),
+            Ok(_) | Err(Error::NotFound | Error::Stale) => Ok(()),
             Err(error) => Err(error),
         }
     }

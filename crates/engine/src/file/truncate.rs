@@ -9,6 +9,7 @@
 //!
 //! *A crash after step 1 leaves an orphan item, and the next mount does step 2.* No data can enter
 //! the file past its end meanwhile, since that takes the extents mutex.
+use crate::InodeId;
 use crate::file::Files;
 use crate::file::inode::{Inode, InodeState};
 use crate::file::offsets::checked_end;
@@ -17,8 +18,8 @@ use crate::store::operation::{Effort, Operation};
 use crate::types::WriteTimes;
 use crate::{Error, Result};
 use cairn_format::{
-    BLOCK_SIZE, Extent, ExtentKind, FileBlock, FileType, InodeNumber, ItemKind, Key, OrphanKind,
-    checksum, encode_orphan,
+    BLOCK_SIZE, Extent, ExtentKind, FileBlock, FileType, ItemKind, Key, OrphanKind, checksum,
+    encode_orphan,
 };
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ impl Files {
         let number = inode.number;
         let first_gone = FileBlock::round_up(size);
         // The items changed: inode, orphan, boundary (drop 2, insert 1), removed extents.
-        let (mut operation, batch) = self.store.begin_batch(6, 1, Effort::Removal)?;
+        let (mut operation, batch) = self.store.begin_batch(number, 6, 1, Effort::Removal)?;
         let mut state = self.write_inode(inode)?;
         state.expect_regular()?;
         // Also to the length that the file has: blocks that were allocated behind its end go.
@@ -90,7 +91,7 @@ impl Files {
     fn rewrite_boundary(
         &self,
         operation: &mut Operation<'_>,
-        number: InodeNumber,
+        number: InodeId,
         state: &mut InodeState,
         size: u64,
     ) -> Result<()> {
@@ -138,7 +139,8 @@ impl Files {
     /// Step 2, for a file whose orphan item says `Truncate`. The extents mutex is held.
     pub(crate) fn finish_truncation(&self, inode: &Arc<Inode>) -> Result<()> {
         loop {
-            let (mut operation, batch) = self.store.begin_batch(4, 0, Effort::Removal)?;
+            let (mut operation, batch) =
+                self.store.begin_batch(inode.number, 4, 0, Effort::Removal)?;
             let mut state = self.write_inode(inode)?;
             let first_gone =
                 state.truncated_from.unwrap_or_else(|| FileBlock::round_up(state.disk_size));
@@ -153,6 +155,7 @@ impl Files {
             )?;
             if finished {
                 state.truncated_from = None;
+                self.orphans.note_finished(inode.number);
                 if state.item.links > 0 {
                     operation.delete(orphan_key(inode.number))?;
                 }
@@ -176,7 +179,7 @@ impl Files {
         counted: &mut u64,
     ) -> Result<()> {
         loop {
-            let (mut operation, batch) = self.store.begin_batch(3, 0, effort)?;
+            let (mut operation, batch) = self.store.begin_batch(inode.number, 3, 0, effort)?;
             let mut state = match self.write_inode(inode) {
                 Err(Error::NotFound) => return Ok(()),
                 other => other?,
@@ -189,7 +192,7 @@ impl Files {
             let finished = self.remove_items(&mut operation, inode.number, &mut state, batch)?;
             self.note_freed(counted, blocks_before - state.item.blocks);
             if finished {
-                operation.delete(Key::new(inode.number, ItemKind::Inode, 0))?;
+                operation.delete(inode.number.key(ItemKind::Inode, 0))?;
                 operation.delete(orphan_key(inode.number))?;
             } else {
                 operation.put_inode(inode.number, &state.loggable())?;
@@ -209,7 +212,7 @@ impl Files {
     fn remove_items(
         &self,
         operation: &mut Operation<'_>,
-        number: InodeNumber,
+        number: InodeId,
         state: &mut InodeState,
         batch: usize,
     ) -> Result<bool> {
@@ -219,8 +222,9 @@ impl Files {
         let mut removed = 0;
         let items: Vec<_> = self
             .store
-            .file_tree
-            .range(Key::all_of_inode(number))
+            .trees
+            .of(number)
+            .range(Key::all_of_inode(number.number()))
             .take(batch + 1)
             .collect::<std::result::Result<_, _>>()?;
         let finished = items.len() <= batch;
@@ -230,7 +234,7 @@ impl Files {
             }
             removed += 1;
             let extent = if key.kind == ItemKind::Extent as u8 {
-                Some(self.store.of_item(&key, Extent::decode(&value))?)
+                Some(self.store.of_item(number, &key, Extent::decode(&value))?)
             } else {
                 None
             };

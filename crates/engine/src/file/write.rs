@@ -14,11 +14,12 @@ use super::extents::gaps;
 use super::inode::{Inode, InodeState};
 use super::offsets::{blocks_of, checked_end, part_of_block, whole_blocks_of};
 use super::pages::{Pages, is_worth_its_buffer};
+use crate::InodeId;
 use crate::store::operation::Effort;
 use crate::types::WriteTimes;
 use crate::{Error, Result};
 use cairn_blockdev::{BlockBuffer, BlockPool, SharedBlocks};
-use cairn_format::{BLOCK_SIZE, ExtentKind, FileBlock, InodeNumber, blocks_for_bytes};
+use cairn_format::{BLOCK_SIZE, ExtentKind, FileBlock, blocks_for_bytes};
 use cairn_space::{Request, Reservation, Urgency};
 use std::ops::Range;
 use std::sync::Arc;
@@ -59,7 +60,7 @@ impl Files {
     /// Writes `data` at `offset_bytes`, into memory; the file grows when needed.
     pub(crate) fn write(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         offset_bytes: u64,
         data: &[u8],
         times: WriteTimes,
@@ -71,7 +72,7 @@ impl Files {
     /// file's.
     pub(crate) fn write_shared(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         offset_bytes: u64,
         data: &SharedBlocks,
         range: Range<usize>,
@@ -86,7 +87,7 @@ impl Files {
 
     fn write_content(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         offset_bytes: u64,
         content: Content<'_>,
     ) -> Result<()> {

@@ -29,6 +29,7 @@
 //! If the log could not write the data, the file's extents name blocks that hold something else,
 //! which their checksums tell: reading them after a crash is an error. The fsyncs that wait for it
 //! report the error, the pages are dirty again, and the next writeback puts the data elsewhere.
+use crate::InodeId;
 use crate::file::Files;
 use crate::file::data_cache::write_worth_keeping;
 use crate::file::extents::{UnwrittenRun, unwritten_run};
@@ -40,9 +41,7 @@ use crate::store::operation::{Effort, Operation};
 use crate::{Error, Result};
 use cairn_blockdev::SetWrite;
 use cairn_environment::atomic::{AtomicU64, Ordering};
-use cairn_format::{
-    BlockRange, Extent, ExtentKind, FileBlock, InodeNumber, Key, LogSeq, MAX_EXTENT_BLOCKS,
-};
+use cairn_format::{BlockRange, Extent, ExtentKind, FileBlock, LogSeq, MAX_EXTENT_BLOCKS};
 use cairn_log::DataTicket;
 use cairn_space::{Request, Reservation, Urgency};
 use std::ops::Range;
@@ -442,7 +441,7 @@ impl Files {
             overlaps => overlaps + 2,
         };
         let items: u64 = pieces.iter().map(changes).sum();
-        let mut operation = self.store.begin(items + 1, 0, effort)?;
+        let mut operation = self.store.begin(inode.number, items + 1, 0, effort)?;
         let mut state = self.write_inode(inode)?;
         for piece in pieces {
             // What is there was read before, but earlier pieces of this operation may have cut it:
@@ -481,7 +480,7 @@ impl Files {
     fn cut_extents(
         &self,
         operation: &mut Operation<'_>,
-        inode: InodeNumber,
+        inode: InodeId,
         blocks: Range<FileBlock>,
         current: &[(FileBlock, Extent)],
     ) -> Result<()> {
@@ -490,7 +489,7 @@ impl Files {
             if start < blocks.start {
                 operation.put_extent(inode, start, &extent.slice(0, blocks.start - start))?;
             } else {
-                operation.delete(Key::extent(inode, start))?;
+                operation.delete(inode.extent_key(start))?;
             }
             if blocks.end < end {
                 let rest = extent.slice(blocks.end - start, end - blocks.end);
@@ -554,7 +553,7 @@ impl Files {
                 return Ok(state.last);
             }
         }
-        let mut operation = self.store.begin(1, 0, Effort::Writeback)?;
+        let mut operation = self.store.begin(inode.number, 1, 0, Effort::Writeback)?;
         let mut state = self.write_inode(inode)?;
         if state.size_dirty || state.times_dirty {
             operation.put_inode(inode.number, &state.loggable())?;

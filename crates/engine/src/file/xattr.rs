@@ -1,22 +1,21 @@
 //! Extended attributes. A value of up to 3 KiB stands in one item, a larger one goes on in further
 //! parts; replacing a value is one operation whatever its size.
+use crate::InodeId;
 use crate::file::Files;
 use crate::file::inode::InodeState;
 use crate::store::operation::{Effort, Operation};
 use crate::types::XattrMode;
 use crate::types::now;
 use crate::{Error, Result};
-use cairn_format::{
-    InodeNumber, ItemKind, Key, XATTR_INLINE_BYTES_MAX, XattrItem, hash_name, name_slot_range,
-};
+use cairn_format::{ItemKind, Key, XATTR_INLINE_BYTES_MAX, XattrItem, hash_name, name_slot_range};
 
 const NAME_BYTES_MAX: usize = 255;
 
 /// Slot and first item of an attribute.
 type FoundXattr = (u64, XattrItem);
 
-fn part_key(inode: InodeNumber, slot: u64, part: usize) -> Key {
-    Key::new(inode, ItemKind::XattrPart, slot * 256 + part as u64)
+fn part_key(inode: InodeId, slot: u64, part: usize) -> Key {
+    inode.key(ItemKind::XattrPart, slot * 256 + part as u64)
 }
 
 fn check_xattr_name(name: &[u8]) -> Result<()> {
@@ -30,19 +29,14 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
 impl Files {
     /// The attribute's slot and first item, and the first free slot for its name. The inode is
     /// locked.
-    fn find_xattr(
-        &self,
-        inode: InodeNumber,
-        name: &[u8],
-    ) -> Result<(Option<FoundXattr>, Option<u64>)> {
+    fn find_xattr(&self, inode: InodeId, name: &[u8]) -> Result<(Option<FoundXattr>, Option<u64>)> {
         let slots = name_slot_range(hash_name(&self.store.superblock.hash_seed, name));
         let mut free = Some(*slots.start());
-        for item in self.store.file_tree.range(
-            Key::new(inode, ItemKind::Xattr, *slots.start())
-                ..=Key::new(inode, ItemKind::Xattr, *slots.end()),
+        for item in self.store.trees.of(inode).range(
+            inode.key(ItemKind::Xattr, *slots.start())..=inode.key(ItemKind::Xattr, *slots.end()),
         ) {
             let (key, value) = item?;
-            let found = self.store.of_item(&key, XattrItem::decode(&value))?;
+            let found = self.store.of_item(inode, &key, XattrItem::decode(&value))?;
             if found.name == name {
                 return Ok((Some((key.offset, found)), free));
             }
@@ -54,14 +48,14 @@ impl Files {
     }
 
     /// Value of an attribute.
-    pub(crate) fn get_xattr(&self, number: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+    pub(crate) fn get_xattr(&self, number: InodeId, name: &[u8]) -> Result<Vec<u8>> {
         let inode = self.inodes.get(number);
         let _state = self.read_inode_in_use(&inode)?;
         let (slot, item) = self.find_xattr(number, name)?.0.ok_or(Error::NoAttribute)?;
         let mut value = item.inline;
         for part in 1..=XattrItem::parts(item.value_bytes as usize) {
             value.extend(
-                self.store.file_tree.get(&part_key(number, slot, part))?.unwrap_or_default(),
+                self.store.trees.of(number).get(&part_key(number, slot, part))?.unwrap_or_default(),
             );
         }
         if value.len() == item.value_bytes as usize {
@@ -69,19 +63,20 @@ impl Files {
         }
         let problem =
             format!("an extended attribute has {} of its {} bytes", value.len(), item.value_bytes);
-        Err(self.store.damaged_item(&Key::new(number, ItemKind::Xattr, slot), problem))
+        Err(self.store.damaged_item(number, &number.key(ItemKind::Xattr, slot), problem))
     }
 
     /// Names of all attributes.
-    pub(crate) fn list_xattrs(&self, number: InodeNumber) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn list_xattrs(&self, number: InodeId) -> Result<Vec<Vec<u8>>> {
         let inode = self.inodes.get(number);
         let _state = self.read_inode_in_use(&inode)?;
         self.store
-            .file_tree
-            .range(Key::all(number, ItemKind::Xattr))
+            .trees
+            .of(number)
+            .range(number.keys(ItemKind::Xattr))
             .map(|item| {
                 let (key, value) = item?;
-                Ok(self.store.of_item(&key, XattrItem::decode(&value))?.name)
+                Ok(self.store.of_item(number, &key, XattrItem::decode(&value))?.name)
             })
             .collect()
     }
@@ -89,7 +84,7 @@ impl Files {
     /// Creates or replaces an attribute.
     pub(crate) fn set_xattr(
         &self,
-        number: InodeNumber,
+        number: InodeId,
         name: &[u8],
         value: &[u8],
         mode: XattrMode,
@@ -108,7 +103,7 @@ impl Files {
         };
         let new_parts = XattrItem::parts(value.len()) as u64;
         let effort = if new_parts == 0 { Effort::Name } else { Effort::Ordinary };
-        let mut operation = self.store.begin(2 + old_parts + new_parts, 0, effort)?;
+        let mut operation = self.store.begin(inode.number, 2 + old_parts + new_parts, 0, effort)?;
         let mut state = self.write_inode_in_use(&inode)?;
         let (found, free) = self.find_xattr(number, name)?;
         let slot = match (&found, mode) {
@@ -130,7 +125,7 @@ impl Files {
             value_bytes: value.len() as u32,
             inline: inline.to_vec(),
         };
-        operation.put(Key::new(number, ItemKind::Xattr, slot), &item.encode())?;
+        operation.put(number.key(ItemKind::Xattr, slot), &item.encode())?;
         for (index, part) in rest.chunks(XATTR_INLINE_BYTES_MAX).enumerate() {
             operation.put(part_key(number, slot, index + 1), part)?;
         }
@@ -141,13 +136,13 @@ impl Files {
     }
 
     /// Removes an attribute.
-    pub(crate) fn remove_xattr(&self, number: InodeNumber, name: &[u8]) -> Result<()> {
+    pub(crate) fn remove_xattr(&self, number: InodeId, name: &[u8]) -> Result<()> {
         let inode = self.inodes.get(number);
         let parts_max = XattrItem::parts(XattrItem::VALUE_BYTES_MAX) as u64;
-        let mut operation = self.store.begin(2 + parts_max, 0, Effort::Removal)?;
+        let mut operation = self.store.begin(inode.number, 2 + parts_max, 0, Effort::Removal)?;
         let mut state = self.write_inode_in_use(&inode)?;
         let (slot, item) = self.find_xattr(number, name)?.0.ok_or(Error::NoAttribute)?;
-        operation.delete(Key::new(number, ItemKind::Xattr, slot))?;
+        operation.delete(number.key(ItemKind::Xattr, slot))?;
         for part in 1..=XattrItem::parts(item.value_bytes as usize) {
             operation.delete(part_key(number, slot, part))?;
         }
@@ -157,7 +152,7 @@ impl Files {
     fn finish_xattr(
         &self,
         operation: &mut Operation<'_>,
-        number: InodeNumber,
+        number: InodeId,
         state: &mut InodeState,
     ) -> Result<()> {
         state.item.changed = now();

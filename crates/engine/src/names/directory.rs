@@ -2,6 +2,7 @@
 //!
 //! Each operation locks all inodes that it changes, in ascending order, checks again what it
 //! glanced at before, and logs everything in one step; a crash shows all of it or nothing.
+use crate::InodeId;
 use crate::file::inode::InodeState;
 use crate::file::orphans::orphan_key;
 use crate::names::Names;
@@ -11,12 +12,13 @@ use crate::types::now;
 use crate::types::{Attributes, NewInode};
 use crate::{Error, Result};
 use cairn_format::{
-    FileType, InodeItem, InodeNumber, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES, encode_orphan,
+    EntryTarget, FileType, InodeItem, InodeNumber, ItemKind, OrphanKind, SYMLINK_PART_BYTES,
+    encode_orphan,
 };
 use std::sync::atomic::Ordering;
 
 /// Most names of one inode.
-const LINKS_MAX: u32 = 1_000_000_000;
+pub(super) const LINKS_MAX: u32 = 1_000_000_000;
 /// Items that the creation of a file changes: its inode, its entry, the directory's inode.
 pub(crate) const CREATION_ITEMS: u64 = 3;
 /// Longest target of a symbolic link.
@@ -27,7 +29,7 @@ impl Names {
     pub(crate) fn new_item(
         &self,
         parent: &InodeState,
-        parent_number: InodeNumber,
+        parent_number: InodeId,
         new: &NewInode<'_>,
         links: u32,
         operation: &Operation<'_>,
@@ -48,7 +50,7 @@ impl Names {
             } else {
                 0
             },
-            parent: if directory { parent_number.0 } else { 0 },
+            parent: if directory { parent_number.number().0 } else { 0 },
             entries: 0,
             flags: 0,
             generation: operation.generation(),
@@ -75,7 +77,7 @@ impl Names {
     /// Creates an object with a name; takes a reference on it.
     pub(crate) fn create(
         &self,
-        parent: InodeNumber,
+        parent: InodeId,
         name: &[u8],
         new: &NewInode<'_>,
     ) -> Result<Attributes> {
@@ -86,7 +88,8 @@ impl Names {
             .target
             .filter(|_| new.file_type == FileType::Symlink)
             .map_or(0, |target| target.len().div_ceil(SYMLINK_PART_BYTES));
-        let mut operation = self.store.begin(CREATION_ITEMS + parts as u64, 0, Effort::Name)?;
+        let mut operation =
+            self.files.begin(parent, CREATION_ITEMS + parts as u64, 0, Effort::Name)?;
         let directory = self.files.inodes.get(parent);
         let mut state = self.files.write_inode(&directory)?;
         state.expect_directory()?;
@@ -98,16 +101,21 @@ impl Names {
         if new.file_type == FileType::Directory && state.item.links >= LINKS_MAX {
             return Err(Error::TooManyLinks);
         }
-        let number = self.store.take_inode_number()?;
+        let number = parent.sibling(self.store.take_inode_number()?);
         let links = if new.file_type == FileType::Directory { 2 } else { 1 };
         let item = self.new_item(&state, parent, new, links, &operation);
-        operation.put_new(Key::new(number, ItemKind::Inode, 0), &item.encode())?;
+        operation.put_new(number.key(ItemKind::Inode, 0), &item.encode())?;
         if let Some(target) = new.target.filter(|_| new.file_type == FileType::Symlink) {
             for (part, bytes) in target.chunks(SYMLINK_PART_BYTES).enumerate() {
-                operation.put_new(Key::new(number, ItemKind::Symlink, part as u64), bytes)?;
+                operation.put_new(number.key(ItemKind::Symlink, part as u64), bytes)?;
             }
         }
-        operation.put_entry(parent, slot, (number, new.file_type), name)?;
+        operation.put_entry(
+            parent,
+            slot,
+            EntryTarget::Inode(number.number(), new.file_type),
+            name,
+        )?;
         self.account_new_entry(&mut state, name, new.file_type);
         operation.put_inode(parent, &state.loggable())?;
         let sequence = operation.log();
@@ -119,21 +127,17 @@ impl Names {
 
     /// Creates an object without a name (O_TMPFILE); takes a reference on it. It is gone when that
     /// is given back, unless it was linked.
-    pub(crate) fn create_unnamed(
-        &self,
-        parent: InodeNumber,
-        new: &NewInode<'_>,
-    ) -> Result<Attributes> {
+    pub(crate) fn create_unnamed(&self, parent: InodeId, new: &NewInode<'_>) -> Result<Attributes> {
         if new.file_type != FileType::Regular {
             return Err(Error::InvalidArgument("only a regular file can be without a name"));
         }
-        let mut operation = self.store.begin(2, 0, Effort::Name)?;
+        let mut operation = self.files.begin(parent, 2, 0, Effort::Name)?;
         let directory = self.files.inodes.get(parent);
         let state = self.files.read_inode(&directory)?;
         state.expect_directory()?;
-        let number = self.store.take_inode_number()?;
+        let number = parent.sibling(self.store.take_inode_number()?);
         let item = self.new_item(&state, parent, new, 0, &operation);
-        operation.put_new(Key::new(number, ItemKind::Inode, 0), &item.encode())?;
+        operation.put_new(number.key(ItemKind::Inode, 0), &item.encode())?;
         operation.put_new(orphan_key(number), &encode_orphan(OrphanKind::Remove))?;
         let sequence = operation.log();
         self.files.inodes.insert_new(number, parent, InodeState::new(item, sequence));
@@ -143,14 +147,12 @@ impl Names {
     }
 
     /// Gives `inode` a further name; takes a reference on it.
-    pub(crate) fn link(
-        &self,
-        inode: InodeNumber,
-        parent: InodeNumber,
-        name: &[u8],
-    ) -> Result<Attributes> {
+    pub(crate) fn link(&self, inode: InodeId, parent: InodeId, name: &[u8]) -> Result<Attributes> {
         check_name(name)?;
-        let mut operation = self.store.begin(4, 0, Effort::Name)?;
+        if inode.slot() != parent.slot() {
+            return Err(Error::CrossDevice);
+        }
+        let mut operation = self.files.begin(parent, 4, 0, Effort::Name)?;
         let (directory, target) = (self.files.inodes.get(parent), self.files.inodes.get(inode));
         let mut locked = self.files.lock_inodes(&[&directory, &target])?;
         locked.get(parent).expect_directory()?;
@@ -171,7 +173,7 @@ impl Names {
             // Only a file that never had a name, or is still open, gets here: its reference keeps
             // it.
             if !self.files.inodes.is_referenced(inode)
-                || self.store.file_tree.get(&orphan_key(inode))?.is_none()
+                || self.store.trees.of(inode).get(&orphan_key(inode))?.is_none()
             {
                 return Err(Error::NotFound);
             }
@@ -188,7 +190,7 @@ impl Names {
         operation.put_inode(inode, &state.loggable())?;
         let attributes =
             Attributes::new(inode, &state.item, self.files.delayed_blocks(inode, state));
-        operation.put_entry(parent, slot, (inode, file_type), name)?;
+        operation.put_entry(parent, slot, EntryTarget::Inode(inode.number(), file_type), name)?;
         self.account_new_entry(locked.get(parent), name, file_type);
         operation.put_inode(parent, &locked.get(parent).loggable())?;
         let sequence = operation.log();
@@ -200,18 +202,24 @@ impl Names {
     }
 
     /// Removes the name of something that is not a directory.
-    pub(crate) fn unlink(&self, parent: InodeNumber, name: &[u8]) -> Result<()> {
+    pub(crate) fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.remove_name(parent, name, false)
     }
 
     /// Removes an empty directory.
-    pub(crate) fn remove_directory(&self, parent: InodeNumber, name: &[u8]) -> Result<()> {
+    pub(crate) fn remove_directory(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.remove_name(parent, name, true)
     }
 
-    fn remove_name(&self, parent: InodeNumber, name: &[u8], directory_wanted: bool) -> Result<()> {
+    fn remove_name(&self, parent: InodeId, name: &[u8], directory_wanted: bool) -> Result<()> {
         loop {
             let glance = self.peek_entry(parent, name)?.ok_or(Error::NotFound)?;
+            if directory_wanted && matches!(glance.target, EntryTarget::Subvolume(_)) {
+                if self.try_remove_subvolume(parent, name, glance, true)? {
+                    return Ok(());
+                }
+                continue;
+            }
             if let Some(last_name_gone) =
                 self.try_remove_name(parent, name, glance, directory_wanted)?
             {
@@ -227,12 +235,12 @@ impl Names {
     /// name.
     fn try_remove_name(
         &self,
-        parent: InodeNumber,
+        parent: InodeId,
         name: &[u8],
         seen: FoundEntry,
         directory_wanted: bool,
     ) -> Result<Option<bool>> {
-        let mut operation = self.store.begin(4, 0, Effort::Removal)?;
+        let mut operation = self.files.begin(parent, 4, 0, Effort::Removal)?;
         let (directory, target) =
             (self.files.inodes.get(parent), self.files.inodes.get(seen.inode));
         let mut locked = match self.files.lock_inodes(&[&directory, &target]) {
@@ -243,7 +251,7 @@ impl Names {
         };
         locked.get(parent).expect_directory()?;
         let found = self.expect_entry(parent, name)?;
-        if found.inode != seen.inode {
+        if found.target != seen.target {
             return Ok(None);
         }
         match (directory_wanted, found.file_type == FileType::Directory) {
@@ -254,7 +262,7 @@ impl Names {
         if directory_wanted && locked.get(found.inode).item.entries > 0 {
             return Err(Error::NotEmpty);
         }
-        operation.delete(Key::new(parent, ItemKind::DirectoryEntry, found.slot))?;
+        operation.delete(parent.key(ItemKind::DirectoryEntry, found.slot))?;
         self.account_removed_entry(locked.get(parent), name, found.file_type);
         operation.put_inode(parent, &locked.get(parent).loggable())?;
         let last_name_gone =
@@ -267,17 +275,12 @@ impl Names {
 
     /// An inode that an entry named could not be loaded: fine if the entry has changed meanwhile,
     /// damage otherwise.
-    pub(crate) fn entry_changed(
-        &self,
-        parent: InodeNumber,
-        name: &[u8],
-        seen: InodeNumber,
-    ) -> Result<()> {
+    pub(crate) fn entry_changed(&self, parent: InodeId, name: &[u8], seen: InodeId) -> Result<()> {
         match self.peek_entry(parent, name)? {
             Some(entry) if entry.inode == seen => {
                 let problem = format!("it names inode {seen}, which does not exist");
-                let key = Key::new(parent, ItemKind::DirectoryEntry, entry.slot);
-                Err(self.store.damaged_item(&key, problem))
+                let key = parent.key(ItemKind::DirectoryEntry, entry.slot);
+                Err(self.store.damaged_item(parent, &key, problem))
             }
             _ => Ok(()),
         }
@@ -287,7 +290,7 @@ impl Names {
     pub(crate) fn drop_link(
         &self,
         operation: &mut Operation<'_>,
-        number: InodeNumber,
+        number: InodeId,
         state: &mut InodeState,
     ) -> Result<bool> {
         state.item.links = if state.file_type() == FileType::Directory {
@@ -305,7 +308,7 @@ impl Names {
     }
 
     /// Target of a symbolic link.
-    pub(crate) fn read_link(&self, number: InodeNumber) -> Result<Vec<u8>> {
+    pub(crate) fn read_link(&self, number: InodeId) -> Result<Vec<u8>> {
         let inode = self.files.inodes.get(number);
         let length = {
             let state = self.files.read_inode_in_use(&inode)?;
@@ -316,7 +319,7 @@ impl Names {
         };
         let (mut target, mut in_order) = (Vec::new(), true);
         for (part, item) in
-            (0..).zip(self.store.file_tree.range(Key::all(number, ItemKind::Symlink)))
+            (0..).zip(self.store.trees.of(number).range(number.keys(ItemKind::Symlink)))
         {
             let (key, value) = item?;
             in_order &= key.offset == part;
@@ -329,16 +332,19 @@ impl Names {
             "a symbolic link of {length} bytes with an impossible target of {}",
             target.len()
         );
-        Err(self.store.damaged_item(&Key::new(number, ItemKind::Symlink, 0), problem))
+        Err(self.store.damaged_item(number, &number.key(ItemKind::Symlink, 0), problem))
     }
 
     /// The directory that contains `directory`.
-    pub(crate) fn parent(&self, directory: InodeNumber) -> Result<InodeNumber> {
+    pub(crate) fn parent(&self, directory: InodeId) -> Result<InodeId> {
         let inode = self.files.inodes.get(directory);
         let state = self.files.read_inode(&inode)?;
         if state.file_type() != FileType::Directory {
             return Err(Error::NotDirectory);
         }
-        Ok(InodeNumber(state.item.parent))
+        if directory.is_subvolume_root() && directory != InodeId::ROOT {
+            return self.store.trees.named_in(directory);
+        }
+        Ok(directory.sibling(InodeNumber(state.item.parent)))
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! An entry's key offset is its slot: the name's hash picks a range of 256 slots, the first free
 //! one is taken. Slots serve as cookies of a listing: they never move while the entry exists.
+use crate::InodeId;
 use crate::file::inode::InodeState;
 use crate::names::Names;
 use crate::types::{Attributes, DirectoryItem};
 use crate::{Error, Result};
 use cairn_format::{
-    BlockNumber, DirectoryEntry, FileType, FormatError, InodeNumber, ItemKind, Key, Structure,
+    BlockNumber, DirectoryEntry, EntryTarget, FileType, FormatError, ItemKind, Key, Structure,
     hash_name, name_slot_range,
 };
 use std::ops::{Range, RangeInclusive};
@@ -16,23 +17,28 @@ use std::ops::{Range, RangeInclusive};
 #[derive(Clone, Copy)]
 pub(crate) struct FoundEntry {
     pub(crate) slot: u64,
-    pub(crate) inode: InodeNumber,
+    pub(crate) inode: InodeId,
     pub(crate) file_type: FileType,
+    pub(crate) target: EntryTarget,
 }
 
 impl FoundEntry {
-    /// The entry in `slot`, whose item has this value, if its name is `name`.
-    fn if_named(
-        name: &[u8],
-        slot: u64,
-        value: &[u8],
-    ) -> std::result::Result<Option<Self>, FormatError> {
-        if DirectoryEntry::name_of(value)? != name {
-            return Ok(None);
-        }
-        let (inode, file_type) = DirectoryEntry::target_of(value)?;
-        Ok(Some(Self { slot, inode, file_type }))
+    /// Whether it names a subvolume.
+    pub(crate) fn is_subvolume(&self) -> bool {
+        matches!(self.target, EntryTarget::Subvolume(_))
     }
+}
+
+/// What the entry in a slot, whose item has this value, names, if its name is `name`.
+fn if_named(
+    name: &[u8],
+    slot: u64,
+    value: &[u8],
+) -> std::result::Result<Option<(u64, EntryTarget)>, FormatError> {
+    if DirectoryEntry::name_of(value)? != name {
+        return Ok(None);
+    }
+    Ok(Some((slot, DirectoryEntry::target_of(value)?)))
 }
 
 /// Entries of a directory that are listed at a time.
@@ -41,8 +47,8 @@ const LISTED_ENTRIES: usize = 64;
 struct ListedEntry {
     /// In the part's names.
     name: Range<usize>,
-    inode: InodeNumber,
-    file_type: FileType,
+    target: EntryTarget,
+    inode: InodeId,
     cookie: u64,
 }
 
@@ -54,25 +60,39 @@ struct ListingPart {
 }
 
 impl ListingPart {
-    fn push(&mut self, item: &DirectoryItem<'_>) {
+    fn push(&mut self, name: &[u8], target: EntryTarget, cookie: u64) {
         let start = self.names.len();
-        self.names.extend_from_slice(item.name);
-        let DirectoryItem { inode, file_type, cookie, .. } = *item;
-        self.entries.push(ListedEntry { name: start..self.names.len(), inode, file_type, cookie });
+        self.names.extend_from_slice(name);
+        let (name, inode) = (start..self.names.len(), InodeId::default());
+        self.entries.push(ListedEntry { name, target, inode, cookie });
     }
 
     fn items(&self) -> impl Iterator<Item = DirectoryItem<'_>> {
         self.entries.iter().map(|entry| {
-            let ListedEntry { ref name, inode, file_type, cookie } = *entry;
-            DirectoryItem { name: &self.names[name.clone()], inode, file_type, cookie }
+            let ListedEntry { ref name, inode, target, cookie } = *entry;
+            let name = &self.names[name.clone()];
+            DirectoryItem { name, inode, file_type: target.file_type(), cookie }
         })
     }
 }
 
+/// Name, target and cookie of the entry with this key and item value.
+fn listed<'v>(
+    key: &Key,
+    value: &'v [u8],
+) -> std::result::Result<(&'v [u8], EntryTarget, u64), FormatError> {
+    let target = DirectoryEntry::target_of(value)?;
+    // No hash has a slot so high.
+    let cookie = key.offset.checked_add(3).ok_or_else(|| {
+        FormatError::new(Structure::Item, BlockNumber(0), "a name in an impossible slot")
+    })?;
+    Ok((DirectoryEntry::name_of(value)?, target, cookie))
+}
+
 /// Keys of the entries after `cookie`. Cookies are slot + 3: 0 to 2 belong to the start, `.` and
 /// `..`.
-fn listing_keys(directory: InodeNumber, cookie: u64) -> RangeInclusive<Key> {
-    let key = |slot| Key::new(directory, ItemKind::DirectoryEntry, slot);
+fn listing_keys(directory: InodeId, cookie: u64) -> RangeInclusive<Key> {
+    let key = |slot| directory.key(ItemKind::DirectoryEntry, slot);
     key(cookie.saturating_sub(2))..=key(u64::MAX)
 }
 
@@ -92,39 +112,48 @@ impl Names {
     /// is held.
     pub(crate) fn find_entry(
         &self,
-        directory: InodeNumber,
+        directory: InodeId,
         name: &[u8],
     ) -> Result<(Option<FoundEntry>, Option<u64>)> {
         let slots = name_slot_range(hash_name(&self.store.superblock.hash_seed, name));
-        let keys = Key::new(directory, ItemKind::DirectoryEntry, *slots.start())
-            ..=Key::new(directory, ItemKind::DirectoryEntry, *slots.end());
+        let keys = directory.key(ItemKind::DirectoryEntry, *slots.start())
+            ..=directory.key(ItemKind::DirectoryEntry, *slots.end());
         let mut free = Some(*slots.start());
         let mut found = Ok(None);
-        self.store.file_tree.scan(keys, |key, value| {
-            found = FoundEntry::if_named(name, key.offset, value).map_err(|error| (key, error));
+        self.store.trees.of(directory).scan(keys, |key, value| {
+            found = if_named(name, key.offset, value).map_err(|error| (key, error));
             if free == Some(key.offset) && matches!(found, Ok(None)) {
                 free = (key.offset < *slots.end()).then_some(key.offset + 1);
             }
             matches!(found, Ok(None))
         })?;
         match found {
-            Ok(found) => Ok((found, free)),
-            Err((key, error)) => self.store.of_item(&key, Err(error)),
+            Ok(None) => Ok((None, free)),
+            Ok(Some((slot, target))) => {
+                let inode = self.named_by(directory, target)?;
+                let found = FoundEntry { slot, inode, file_type: target.file_type(), target };
+                Ok((Some(found), free))
+            }
+            Err((key, error)) => self.store.of_item(directory, &key, Err(error)),
+        }
+    }
+
+    /// What an entry of `directory` names.
+    fn named_by(&self, directory: InodeId, target: EntryTarget) -> Result<InodeId> {
+        match target {
+            EntryTarget::Inode(number, _) => Ok(directory.sibling(number)),
+            EntryTarget::Subvolume(id) => Ok(InodeId::root_of(self.store.trees.slot_of(id)?)),
         }
     }
 
     /// The entry with this name, or `NotFound`.
-    pub(crate) fn expect_entry(&self, directory: InodeNumber, name: &[u8]) -> Result<FoundEntry> {
+    pub(crate) fn expect_entry(&self, directory: InodeId, name: &[u8]) -> Result<FoundEntry> {
         self.find_entry(directory, name)?.0.ok_or(Error::NotFound)
     }
 
     /// A glance at an entry without keeping the directory locked: it may have changed when the
     /// caller locks it.
-    pub(crate) fn peek_entry(
-        &self,
-        directory: InodeNumber,
-        name: &[u8],
-    ) -> Result<Option<FoundEntry>> {
+    pub(crate) fn peek_entry(&self, directory: InodeId, name: &[u8]) -> Result<Option<FoundEntry>> {
         check_name(name)?;
         let inode = self.files.inodes.get(directory);
         let state = self.files.read_inode(&inode)?;
@@ -133,7 +162,7 @@ impl Names {
     }
 
     /// Finds `name` in `directory` and takes a reference on what it names.
-    pub(crate) fn lookup(&self, directory: InodeNumber, name: &[u8]) -> Result<Attributes> {
+    pub(crate) fn lookup(&self, directory: InodeId, name: &[u8]) -> Result<Attributes> {
         if name.len() > DirectoryEntry::NAME_BYTES_MAX {
             return Err(Error::NameLength(name.len()));
         }
@@ -155,7 +184,7 @@ impl Names {
     /// stay are seen exactly once.
     pub(crate) fn read_directory(
         &self,
-        directory: InodeNumber,
+        directory: InodeId,
         cookie: u64,
         take: &mut dyn FnMut(DirectoryItem<'_>) -> bool,
     ) -> Result<()> {
@@ -164,30 +193,29 @@ impl Names {
         if state.file_type() != FileType::Directory {
             return Err(Error::NotDirectory);
         }
-        for item in self.store.file_tree.range(listing_keys(directory, cookie)) {
+        for item in self.store.trees.of(directory).range(listing_keys(directory, cookie)) {
             let (key, value) = item?;
-            if !take(self.store.of_item(&key, Self::listed_item(&key, &value))?) {
+            if !take(self.listed_item(directory, &key, &value)?) {
                 break;
             }
         }
         Ok(())
     }
 
-    /// What a listing says of the entry with this key and item value.
+    /// What a listing says of the entry with this key and item value. No leaf is locked.
     fn listed_item<'v>(
+        &self,
+        directory: InodeId,
         key: &Key,
         value: &'v [u8],
-    ) -> std::result::Result<DirectoryItem<'v>, FormatError> {
-        let (inode, file_type) = DirectoryEntry::target_of(value)?;
-        // No hash has a slot so high.
-        let cookie = key.offset.checked_add(3).ok_or_else(|| {
-            FormatError::new(Structure::Item, BlockNumber(0), "a name in an impossible slot")
-        })?;
-        Ok(DirectoryItem { name: DirectoryEntry::name_of(value)?, inode, file_type, cookie })
+    ) -> Result<DirectoryItem<'v>> {
+        let (name, target, cookie) = self.store.of_item(directory, key, listed(key, value))?;
+        let inode = self.named_by(directory, target)?;
+        Ok(DirectoryItem { name, inode, file_type: target.file_type(), cookie })
     }
 
     /// Fills `part` with the entries after `cookie`, and takes a reference for each.
-    fn list_part(&self, directory: InodeNumber, cookie: u64, part: &mut ListingPart) -> Result<()> {
+    fn list_part(&self, directory: InodeId, cookie: u64, part: &mut ListingPart) -> Result<()> {
         part.names.clear();
         part.entries.clear();
         let inode = self.files.inodes.get(directory);
@@ -196,17 +224,20 @@ impl Names {
             return Err(Error::NotDirectory);
         }
         let mut damage = None;
-        let scanned = self.store.file_tree.scan(listing_keys(directory, cookie), |key, value| {
-            match Self::listed_item(&key, value) {
-                Ok(item) => {
-                    self.files.inodes.retain(item.inode);
-                    part.push(&item);
+        let scanned =
+            self.store.trees.of(directory).scan(listing_keys(directory, cookie), |key, value| {
+                match listed(&key, value) {
+                    Ok((name, target, cookie)) => part.push(name, target, cookie),
+                    Err(error) => damage = Some((key, error)),
                 }
-                Err(error) => damage = Some((key, error)),
-            }
-            damage.is_none() && part.entries.len() < LISTED_ENTRIES
-        });
-        let damage = damage.map(|(key, error)| self.store.damaged(&key, error));
+                damage.is_none() && part.entries.len() < LISTED_ENTRIES
+            });
+        for entry in &mut part.entries {
+            entry.inode = self.named_by(directory, entry.target)?;
+        }
+        // The directory's lock is held, so all of them still exist.
+        part.entries.iter().for_each(|entry| self.files.inodes.retain(entry.inode));
+        let damage = damage.map(|(key, error)| self.store.damaged(directory, &key, error));
         match damage.or(scanned.err().map(Error::from)) {
             // What comes before it is a listing.
             Some(error) if part.entries.is_empty() => Err(error),
@@ -218,7 +249,7 @@ impl Names {
     /// reference.
     pub(crate) fn read_directory_plus(
         &self,
-        directory: InodeNumber,
+        directory: InodeId,
         cookie: u64,
         take: &mut dyn FnMut(DirectoryItem<'_>, &Attributes) -> bool,
     ) -> Result<()> {

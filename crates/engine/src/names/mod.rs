@@ -3,6 +3,7 @@ pub(crate) mod directory;
 pub(crate) mod entries;
 pub(crate) mod paths;
 pub(crate) mod rename;
+mod subvolumes;
 
 use crate::file::Files;
 use crate::store::Store;

@@ -5,12 +5,13 @@
 //!
 //! Lock discipline: none is held by the callers; directories are read like by any other user of the
 //! volume.
+use crate::InodeId;
 use crate::Result;
 use crate::names::Names;
 use crate::store::failures::{Failures, Gathered, Work, uncounted};
 use cairn_blockdev::DeviceEventKind;
 use cairn_environment::atomic::Ordering;
-use cairn_format::{FileType, INODE_ROOT, InodeNumber};
+use cairn_format::FileType;
 use std::fmt::Display;
 
 /// Entries of a directory that are looked at between two looks at whether the volume is being
@@ -51,16 +52,16 @@ impl Names {
 
     /// Tells the ledger a path of `inode`, if there is one.
     fn find_path(&self, inode: u64) {
-        if let Ok(Some(path)) = uncounted(|| self.path_of(InodeNumber(inode))) {
+        if let Ok(Some(path)) = uncounted(|| self.path_of(InodeId(inode))) {
             self.store.failures.set_path(inode, &String::from_utf8_lossy(&path));
         }
     }
 
     /// A path of `inode` from the root, if it has one that can be found.
-    fn path_of(&self, inode: InodeNumber) -> Result<Option<Vec<u8>>> {
+    fn path_of(&self, inode: InodeId) -> Result<Option<Vec<u8>>> {
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut at = inode;
-        while at != INODE_ROOT {
+        while at != InodeId::ROOT {
             let Some((directory, name)) = self.name_of(at)? else { return Ok(None) };
             names.push(name);
             at = directory;
@@ -74,11 +75,11 @@ impl Names {
     }
 
     /// A directory with a name of `inode`, and that name.
-    fn name_of(&self, inode: InodeNumber) -> Result<Option<(InodeNumber, Vec<u8>)>> {
+    fn name_of(&self, inode: InodeId) -> Result<Option<(InodeId, Vec<u8>)>> {
         let known = self.files.inodes.get(inode).seen_in.load(Ordering::Relaxed);
         let directory = match known {
             0 => self.parent(inode).ok(),
-            known => Some(InodeNumber(known)),
+            known => Some(InodeId(known)),
         };
         let mut left = SEARCH_ENTRIES_MAX;
         if let Some(directory) = directory
@@ -86,7 +87,7 @@ impl Names {
         {
             return Ok(Some((directory, name)));
         }
-        let (mut directories, mut left) = (vec![INODE_ROOT], SEARCH_ENTRIES_MAX);
+        let (mut directories, mut left) = (vec![InodeId::ROOT], SEARCH_ENTRIES_MAX);
         while let Some(directory) = directories.pop()
             && left > 0
         {
@@ -101,9 +102,9 @@ impl Names {
     /// The name of `inode` in `directory`; the directories in it are added to `directories`.
     fn name_in(
         &self,
-        directory: InodeNumber,
-        inode: InodeNumber,
-        directories: &mut Vec<InodeNumber>,
+        directory: InodeId,
+        inode: InodeId,
+        directories: &mut Vec<InodeId>,
         left: &mut usize,
     ) -> Result<Option<Vec<u8>>> {
         let (mut cookie, mut found) = (0, None);

@@ -8,6 +8,7 @@
 //! 3. Lock both directories, the source and the target in ascending order; look both names up
 //!    again.
 //! 4. Change and log everything in one step.
+use crate::InodeId;
 use crate::file::inode::InodeState;
 use crate::file::locking::LockedInodes;
 use crate::names::Names;
@@ -17,7 +18,7 @@ use crate::types::now;
 use crate::types::{NewInode, RenameMode};
 use crate::{Error, Result};
 use cairn_environment::atomic::Ordering;
-use cairn_format::{FileType, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key};
+use cairn_format::{EntryTarget, FileType, InodeItem, ItemKind};
 use std::sync::Arc;
 
 /// Deeper than any path can be made in practice: a longer chain of parents is a cycle.
@@ -26,7 +27,7 @@ const DEPTH_MAX: u32 = 1 << 20;
 /// One side of a rename.
 #[derive(Clone, Copy)]
 struct Place<'a> {
-    directory: InodeNumber,
+    directory: InodeId,
     name: &'a [u8],
 }
 
@@ -41,23 +42,23 @@ struct Wish<'a> {
 }
 
 enum Outcome {
-    Done { orphan: Option<InodeNumber> },
+    Done { orphan: Option<InodeId> },
     Changed,
 }
 
 /// What replacing made.
 struct Replaced {
-    orphan: Option<InodeNumber>,
-    left: Option<(InodeNumber, InodeItem)>,
+    orphan: Option<InodeId>,
+    left: Option<(InodeId, InodeItem)>,
 }
 
 impl Names {
     /// Moves an entry.
     pub(crate) fn rename(
         &self,
-        old_parent: InodeNumber,
+        old_parent: InodeId,
         old_name: &[u8],
-        new_parent: InodeNumber,
+        new_parent: InodeId,
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
@@ -71,9 +72,9 @@ impl Names {
     /// Moves an entry, and creates `left` at its old name, in one step.
     pub(crate) fn rename_leaving(
         &self,
-        old_parent: InodeNumber,
+        old_parent: InodeId,
         old_name: &[u8],
-        new_parent: InodeNumber,
+        new_parent: InodeId,
         new_name: &[u8],
         mode: RenameMode,
         left: &NewInode<'_>,
@@ -97,12 +98,20 @@ impl Names {
         let Wish { old, new, mode, .. } = wish;
         check_name(old.name)?;
         check_name(new.name)?;
+        if old.directory.slot() != new.directory.slot() {
+            return Err(Error::CrossDevice);
+        }
         loop {
             let source = self.peek_entry(old.directory, old.name)?.ok_or(Error::NotFound)?;
             let target = self.peek_entry(new.directory, new.name)?;
             match (mode, target) {
                 (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
                 (RenameMode::Exchange, None) => return Err(Error::NotFound),
+                (RenameMode::Exchange, Some(target))
+                    if source.is_subvolume() || target.is_subvolume() =>
+                {
+                    return Err(Error::CrossDevice);
+                }
                 (RenameMode::Replace, Some(target))
                     if target.file_type == FileType::Regular
                         && source.file_type == FileType::Regular =>
@@ -137,8 +146,13 @@ impl Names {
         target: Option<FoundEntry>,
     ) -> Result<Outcome> {
         let Wish { old, new, mode, .. } = wish;
-        let mut operation =
-            self.store.begin(8 + u64::from(wish.left.is_some()), 0, Effort::Name)?;
+        let items = 8 + u64::from(wish.left.is_some());
+        self.files.enter(old.directory)?;
+        let mut operation = if source.is_subvolume() {
+            self.store.begin_for_subvolume(old.directory, items, Effort::Name)?
+        } else {
+            self.store.begin(old.directory, items, 0, Effort::Name)?
+        };
         let moves = |entry: &FoundEntry| {
             entry.file_type == FileType::Directory && old.directory != new.directory
         };
@@ -187,8 +201,8 @@ impl Names {
         locked.get(new.directory).expect_directory()?;
         let found_source = self.expect_entry(old.directory, old.name)?;
         let (found_target, free) = self.find_entry(new.directory, new.name)?;
-        if found_source.inode != source.inode
-            || found_target.map(|t| t.inode) != target.map(|t| t.inode)
+        if found_source.target != source.target
+            || found_target.map(|t| t.target) != target.map(|t| t.target)
         {
             return Ok(Outcome::Changed);
         }
@@ -205,7 +219,7 @@ impl Names {
             }
         };
         let sequence = operation.log();
-        for number in numbers {
+        for number in numbers.into_iter().filter(|number| number.slot() == old.directory.slot()) {
             locked.get(number).logged(sequence);
         }
         if let Some((number, item)) = left {
@@ -219,19 +233,19 @@ impl Names {
     }
 
     /// Whether `candidate` is `directory` or one of its ancestors.
-    fn is_ancestor(&self, candidate: InodeNumber, directory: InodeNumber) -> Result<bool> {
+    fn is_ancestor(&self, candidate: InodeId, directory: InodeId) -> Result<bool> {
         let mut at = directory;
         for _ in 0..DEPTH_MAX {
             if at == candidate {
                 return Ok(true);
             }
-            if at == INODE_ROOT {
+            if at.is_subvolume_root() {
                 return Ok(false);
             }
             at = self.parent(at)?;
         }
         let problem = format!("directory {directory} has more than {DEPTH_MAX} ancestors");
-        Err(self.store.damaged_item(&Key::new(directory, ItemKind::Inode, 0), problem))
+        Err(self.store.damaged_item(directory, &directory.key(ItemKind::Inode, 0), problem))
     }
 
     fn replace(
@@ -249,6 +263,7 @@ impl Names {
             {
                 (true, false) => return Err(Error::NotDirectory),
                 (false, true) => return Err(Error::IsDirectory),
+                (true, true) if target.is_subvolume() => return Err(Error::NotEmpty),
                 (true, true) if locked.get(target.inode).item.entries > 0 => {
                     return Err(Error::NotEmpty);
                 }
@@ -261,9 +276,11 @@ impl Names {
         // Numbers may have run out: before anything is changed.
         let left = wish
             .left
-            .map(|left| Ok::<_, Error>((left, self.store.take_inode_number()?)))
+            .map(|left| {
+                Ok::<_, Error>((left, old.directory.sibling(self.store.take_inode_number()?)))
+            })
             .transpose()?;
-        operation.delete(Key::new(old.directory, ItemKind::DirectoryEntry, source.slot))?;
+        operation.delete(old.directory.key(ItemKind::DirectoryEntry, source.slot))?;
         self.account_removed_entry(locked.get(old.directory), old.name, source.file_type);
         let mut orphan = None;
         if let Some(target) = target {
@@ -278,12 +295,17 @@ impl Names {
             }
             None => None,
         };
-        operation.put_entry(new.directory, slot, (source.inode, source.file_type), new.name)?;
+        operation.put_entry(new.directory, slot, source.target, new.name)?;
         self.account_new_entry(locked.get(new.directory), new.name, source.file_type);
+        if source.is_subvolume() {
+            operation.place_subvolume(source.inode, new.directory)?;
+            self.put_inodes(operation, locked, [old.directory, new.directory])?;
+            return Ok(Replaced { orphan, left });
+        }
         let state = locked.get(source.inode);
         state.item.changed = now();
         if source.file_type == FileType::Directory {
-            state.item.parent = new.directory.0;
+            state.item.parent = new.directory.number().0;
         }
         self.put_inodes(operation, locked, [old.directory, new.directory, source.inode])?;
         Ok(Replaced { orphan, left })
@@ -296,11 +318,16 @@ impl Names {
         locked: &mut LockedInodes<'_>,
         (old, slot): (Place<'_>, u64),
         left: &NewInode<'_>,
-        number: InodeNumber,
+        number: InodeId,
     ) -> Result<InodeItem> {
         let item = self.new_item(locked.get(old.directory), old.directory, left, 1, operation);
-        operation.put_new(Key::new(number, ItemKind::Inode, 0), &item.encode())?;
-        operation.put_entry(old.directory, slot, (number, left.file_type), old.name)?;
+        operation.put_new(number.key(ItemKind::Inode, 0), &item.encode())?;
+        operation.put_entry(
+            old.directory,
+            slot,
+            EntryTarget::Inode(number.number(), left.file_type),
+            old.name,
+        )?;
         self.account_new_entry(locked.get(old.directory), old.name, left.file_type);
         Ok(item)
     }
@@ -315,18 +342,13 @@ impl Names {
         for (place, slot, gone, comes) in
             [(old, source.slot, source, target), (new, target.slot, target, source)]
         {
-            operation.put_entry(
-                place.directory,
-                slot,
-                (comes.inode, comes.file_type),
-                place.name,
-            )?;
+            operation.put_entry(place.directory, slot, comes.target, place.name)?;
             self.account_removed_entry(locked.get(place.directory), place.name, gone.file_type);
             self.account_new_entry(locked.get(place.directory), place.name, comes.file_type);
             let state = locked.get(comes.inode);
             state.item.changed = now();
             if comes.file_type == FileType::Directory {
-                state.item.parent = place.directory.0;
+                state.item.parent = place.directory.number().0;
             }
         }
         self.put_inodes(
@@ -341,7 +363,7 @@ impl Names {
         &self,
         operation: &mut Operation<'_>,
         locked: &mut LockedInodes<'_>,
-        numbers: [InodeNumber; N],
+        numbers: [InodeId; N],
     ) -> Result<()> {
         for (index, number) in numbers.into_iter().enumerate() {
             if !numbers[..index].contains(&number) {

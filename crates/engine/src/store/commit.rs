@@ -24,13 +24,14 @@
 //! and commits fail from then on, so nothing follows the superblock that calls the volume clean.
 use crate::options::FsyncWait;
 use crate::store::transaction::Commit;
+use crate::store::trees::Settings;
 use crate::store::{BitmapSlot, Store};
 
 use crate::{Error, Result};
 use cairn_blockdev::AlignedBuffer;
 use cairn_btree::{Change, DirtyNodes};
 use cairn_format::{
-    Bitmap, Generation, Geometry, Key, LogPosition, NodePointer, RootItem, Superblock, TREE_FILES,
+    Bitmap, Features, Generation, Geometry, Key, LogPosition, NodePointer, RootItem, Superblock,
     bitmap_generations_checksum,
 };
 use cairn_log::LogError;
@@ -47,6 +48,7 @@ struct Frozen {
     root: NodePointer,
     next_inode: u64,
     inodes: u64,
+    settings: Settings,
     log_tail: LogPosition,
 }
 
@@ -90,7 +92,7 @@ impl Store {
                 None => {}
             }
         };
-        if kind == Kind::Ordinary && self.file_tree.root().generation != commit.generation() {
+        if kind == Kind::Ordinary && !self.trees.any_changed() {
             return Ok(());
         }
         // A panic is a failure, too: the waiters get an error.
@@ -156,14 +158,7 @@ impl Store {
 
     /// Step 2: no operation is joined.
     fn cut(&self, generation: Generation) -> Result<Frozen> {
-        let root = self.file_tree.root();
-        if root.generation == generation {
-            let nodes = self.root_tree.worst_case(1);
-            let reservation =
-                self.space.reserve(Request { data_blocks: 0, nodes }, Urgency::Commit)?;
-            let change = Change { generation, reservation: &reservation };
-            self.root_tree.insert(&change, Key::root(TREE_FILES), &RootItem { root }.encode())?;
-        }
+        self.record_roots(generation)?;
         let dirty = self.cache.take_dirty(generation);
         let snapshot = self.space.snapshot(generation);
         let cut = self.log.cut(generation.next());
@@ -172,16 +167,43 @@ impl Store {
             dirty,
             bitmaps: snapshot.bitmaps,
             used_blocks: snapshot.used_blocks,
-            root: self.root_tree.root(),
+            root: self.trees.roots.root(),
             next_inode: self.next_inode.load(Ordering::Relaxed),
             inodes: self.inode_count.get(),
+            settings: self.trees.settings(),
             log_tail: cut.position,
         })
     }
 
+    /// Puts the roots that changed into the root tree.
+    fn record_roots(&self, generation: Generation) -> Result<()> {
+        let (changed, roots) = (self.trees.changed(), &self.trees.roots);
+        for (tree, root) in changed {
+            let request = Request { data_blocks: 0, nodes: roots.worst_case(1) };
+            let reservation = self.space.reserve(request, Urgency::Commit)?;
+            let change = Change { generation, reservation: &reservation };
+            roots.insert(&change, Key::root(tree.tree.id()), &RootItem { root }.encode())?;
+            tree.note_recorded(root);
+        }
+        for ended in self.trees.take_ended() {
+            let request = Request { data_blocks: 0, nodes: roots.worst_case(1) };
+            let reservation = self.space.reserve(request, Urgency::Commit)?;
+            roots.remove(&Change { generation, reservation: &reservation }, &Key::root(ended))?;
+        }
+        Ok(())
+    }
+
     fn next_superblock(&self, frozen: &Frozen, slots: &[BitmapSlot], kind: Kind) -> Superblock {
+        let settings = frozen.settings;
+        let mut features = self.superblock.features;
+        if settings.has_subvolumes {
+            features.incompatible |= Features::SUBVOLUMES;
+        }
         Superblock {
             generation: frozen.generation,
+            features,
+            next_tree: settings.next_tree,
+            default_subvolume: settings.default_subvolume,
             root: frozen.root,
             next_inode: frozen.next_inode,
             inodes: frozen.inodes,

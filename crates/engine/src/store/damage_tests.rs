@@ -1,9 +1,9 @@
 //! Errors about damaged items name them.
 use crate::mkfs::{MkfsOptions, mkfs};
 use crate::store::operation::Effort;
-use crate::{Error, Volume, VolumeOptions};
+use crate::{Error, InodeId, Volume, VolumeOptions};
 use cairn_blockdev::MemoryDevice;
-use cairn_format::{InodeNumber, ItemKind, Key};
+use cairn_format::ItemKind;
 use std::sync::Arc;
 
 #[test]
@@ -12,15 +12,15 @@ fn an_error_names_the_item_and_its_node() {
     mkfs(&*device, &MkfsOptions::default()).unwrap();
     let options = VolumeOptions { background: false, ..VolumeOptions::default() };
     let volume = Volume::open(device, options).unwrap();
-    let (store, inode) = (volume.store(), InodeNumber(900));
-    let mut operation = store.begin(2, 0, Effort::Ordinary).unwrap();
+    let (store, inode) = (volume.store(), InodeId(900));
+    let mut operation = store.begin(inode, 2, 0, Effort::Ordinary).unwrap();
     for kind in [ItemKind::Inode, ItemKind::DirectoryEntry] {
-        operation.put(Key::new(inode, kind, 0), &[1, 2, 3]).unwrap();
+        operation.put(inode.key(kind, 0), &[1, 2, 3]).unwrap();
     }
     operation.log();
     drop(operation);
-    let key = Key::new(inode, ItemKind::Inode, 0);
-    let block = store.file_tree.leaf_block(&key).unwrap();
+    let key = inode.key(ItemKind::Inode, 0);
+    let block = store.trees.shown().leaf_block(&key).unwrap();
     assert_ne!(block.0, 0);
     let Err(Error::Damaged(error)) = volume.attributes(inode) else { panic!("it is damaged") };
     assert_eq!(error.block, block);

@@ -10,6 +10,7 @@
 //! writes for several files is assigned afterwards ([`FailureLedger::belongs_to`]).
 //!
 //! Lock: the ledger's, a leaf; nothing is read, written or printed under it.
+use crate::InodeId;
 use cairn_blockdev::{
     BLOCK_BYTES, BlockDevice, DeviceError, DeviceEvent, DeviceEventKind, DeviceObserver, SetWrite,
     forward_to_device,
@@ -17,7 +18,7 @@ use cairn_blockdev::{
 use cairn_environment::clock::{self, Monotonic};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::{Rank, calendar};
-use cairn_format::{BlockNumber, FileBlock, InodeNumber, Timestamp};
+use cairn_format::{BlockNumber, FileBlock, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -104,7 +105,7 @@ impl<T: Copy> Drop for Before<T> {
 
 /// Does `work` on data of `inode`; `place` is a device block and the file block in it.
 pub(crate) fn in_file<T>(
-    inode: InodeNumber,
+    inode: InodeId,
     place: Option<(BlockNumber, FileBlock)>,
     work: impl FnOnce() -> T,
 ) -> T {
@@ -238,7 +239,7 @@ impl FailureLedger {
     }
 
     /// The data of `inode` was concerned when the log met `error`.
-    pub(crate) fn belongs_to(&self, error: &DeviceError, inode: InodeNumber) {
+    pub(crate) fn belongs_to(&self, error: &DeviceError, inode: InodeId) {
         let same =
             |other: &Option<DeviceError>| other.as_ref().is_some_and(|other| overlap(other, error));
         let mut state = self.state.lock();

@@ -27,7 +27,9 @@ mod requests;
 mod spare;
 mod stop;
 pub(crate) mod storage_room;
+pub(crate) mod subvolumes;
 pub(crate) mod transaction;
+pub(crate) mod trees;
 
 use crate::{Error, Result, VolumeOptions};
 use cairn_blockdev::BlockDevice;
@@ -42,10 +44,12 @@ use counters::Counters;
 use discards::Discards;
 use failures::FailureLedger;
 use inode_count::InodeCount;
+use recovery::check_next_inode;
 use requests::{CommitSignal, Unpinner};
 use std::sync::Arc;
 use storage_room::StorageRoom;
 use transaction::Transactions;
+use trees::Trees;
 
 /// A layer above the store. It takes no lock that is held around a commit, and does not wait.
 pub(crate) trait Observer: Send + Sync {
@@ -72,7 +76,7 @@ pub(crate) struct Store {
     pub(crate) superblock: Superblock,
     pub(crate) options: VolumeOptions,
     pub(crate) space: Arc<Space>,
-    pub(crate) file_tree: Tree,
+    pub(crate) trees: Trees,
     pub(crate) log: Arc<Log>,
     /// Blocks of file data in memory that are to be written.
     pub(crate) delayed_blocks: AtomicU64,
@@ -82,8 +86,6 @@ pub(crate) struct Store {
     pub(crate) inode_count: InodeCount,
     pub(crate) cache: Arc<NodeCache>,
     pub(crate) transactions: Transactions,
-    /// The tree of tree roots.
-    root_tree: Tree,
     /// `log_epoch` of this mount.
     log_epoch: u64,
     next_inode: Arc<AtomicU64>,
@@ -97,6 +99,23 @@ pub(crate) struct Store {
 }
 
 impl Store {
+    /// Opens the subvolume in `slot` unless it is open. `at_first` sees its tree before anybody
+    /// else.
+    pub(crate) fn open_subvolume(
+        &self,
+        slot: u32,
+        at_first: impl FnOnce(&Tree) -> Result<()>,
+    ) -> Result<()> {
+        self.trees.open_slot(slot, |tree| {
+            if !self.options.read_only {
+                let next_inode = self.next_inode.load(Ordering::Relaxed);
+                check_next_inode(tree, next_inode, &self.superblock)?;
+            }
+            at_first(tree)
+        })?;
+        Ok(())
+    }
+
     /// A number that no inode has had.
     pub(crate) fn take_inode_number(&self) -> Result<InodeNumber> {
         // The threads that come here at once go a little beyond the end: far from what makes a

@@ -10,11 +10,12 @@
 //! remains what it was.
 use crate::store::Store;
 use crate::store::transaction::Handle;
-use crate::{Error, Result};
-use cairn_btree::Change;
+use crate::store::trees::Subvolume;
+use crate::{Error, InodeId, Result};
+use cairn_btree::{Change, Tree};
 use cairn_format::{
-    BlockRange, DirectoryEntry, EntryFlags, Extent, ExtentKind, FileBlock, FileType, Generation,
-    InodeItem, InodeNumber, ItemKind, Key, LogSeq, TREE_FILES,
+    BlockRange, DirectoryEntry, EntryFlags, EntryTarget, Extent, ExtentKind, FileBlock, Generation,
+    InodeItem, ItemKind, Key, LogSeq,
 };
 use cairn_log::{Batch, DataWrite};
 use cairn_space::{Request, Reservation, Urgency};
@@ -43,6 +44,8 @@ pub(crate) enum Effort {
 /// A joined operation.
 pub(crate) struct Operation<'v> {
     store: &'v Store,
+    /// The one whose tree it changes.
+    subvolume: &'v Subvolume,
     batch: Batch,
     changed: bool,
     reservation: Reservation,
@@ -52,26 +55,45 @@ pub(crate) struct Operation<'v> {
 }
 
 impl Store {
-    /// Begins an operation that changes at most `items` items and allocates `data_blocks` blocks of
-    /// data itself.
+    /// Begins an operation that changes at most `items` items in the tree of `inode` and allocates
+    /// `data_blocks` blocks of data itself.
     pub(crate) fn begin(
         &self,
+        inode: InodeId,
         items: u64,
         data_blocks: u64,
         effort: Effort,
+    ) -> Result<Operation<'_>> {
+        let operation = self.begin_with(inode, items, data_blocks, effort, || 0)?;
+        // The commit that follows the end of a subvolume waits for those who joined before it.
+        operation.subvolume.check_alive()?;
+        Ok(operation)
+    }
+
+    /// As [`Store::begin`], with so many `nodes` more; also for a subvolume that has ended.
+    pub(super) fn begin_with(
+        &self,
+        inode: InodeId,
+        items: u64,
+        data_blocks: u64,
+        effort: Effort,
+        nodes_more: impl Fn() -> u64,
     ) -> Result<Operation<'_>> {
         self.check_writable()?;
         if effort != Effort::Reclaim {
             self.throttle_dirty_nodes()?;
             self.log.throttle()?;
         }
+        let subvolume = self.trees.subvolume(inode)?;
+        let nodes_now = || subvolume.tree().worst_case_joined(items) + nodes_more();
         loop {
-            let nodes = self.file_tree.worst_case_joined(items);
+            let nodes = nodes_now();
             let reservation = self.reserve(Request { data_blocks, nodes }, effort)?;
             let handle = self.transactions.join()?;
-            if self.file_tree.worst_case_joined(items) <= nodes {
+            if nodes_now() <= nodes {
                 return Ok(Operation {
                     store: self,
+                    subvolume,
                     batch: Batch::new(),
                     changed: false,
                     reservation,
@@ -88,13 +110,14 @@ impl Store {
     /// is returned: on a full volume it may be only one.
     pub(crate) fn begin_batch(
         &self,
+        inode: InodeId,
         fixed_items: u64,
         data_blocks: u64,
         effort: Effort,
     ) -> Result<(Operation<'_>, usize)> {
-        let mut batch = self.batch_now(fixed_items);
+        let mut batch = self.batch_now(inode, fixed_items);
         loop {
-            match self.begin(fixed_items + batch as u64, data_blocks, effort) {
+            match self.begin(inode, fixed_items + batch as u64, data_blocks, effort) {
                 Err(Error::NoSpace) if batch > 1 => batch = (batch / 4).max(1),
                 Err(error) => return Err(error),
                 Ok(operation) => return Ok((operation, batch)),
@@ -105,8 +128,9 @@ impl Store {
     /// How many items beside `fixed_items` an operation may ask for at once. When space is short,
     /// few: the worst case of many would keep most of the reserve from everybody else for as long
     /// as the operation lasts.
-    fn batch_now(&self, fixed_items: u64) -> usize {
-        let worst = |batch: usize| self.file_tree.worst_case_joined(fixed_items + batch as u64);
+    fn batch_now(&self, inode: InodeId, fixed_items: u64) -> usize {
+        let tree = self.trees.of(inode);
+        let worst = |batch: usize| tree.worst_case_joined(fixed_items + batch as u64);
         let space = self.space.report();
         let spare =
             space.free_clusters.saturating_sub(space.reserved_nodes + space.global_reserve_nodes);
@@ -145,7 +169,33 @@ impl Store {
     }
 }
 
-impl Operation<'_> {
+impl<'v> Operation<'v> {
+    pub(super) fn store(&self) -> &'v Store {
+        self.store
+    }
+
+    /// The tree that the operation changes.
+    pub(super) fn tree(&self) -> &'v Tree {
+        self.subvolume.tree()
+    }
+
+    /// For changes of trees.
+    pub(super) fn change(&self) -> Change<'_> {
+        Change { generation: self.handle.generation(), reservation: &self.reservation }
+    }
+
+    /// Something changes that the log does not know: see [`Batch::need_commit`].
+    pub(super) fn note_unlogged_change(&mut self) {
+        self.changed = true;
+        self.batch.need_commit();
+    }
+
+    /// Nothing of the operation is logged: a crash before the superblock undoes it.
+    pub(super) fn leave_unlogged(&mut self) {
+        self.changed = false;
+        self.batch.clear();
+    }
+
     /// The transaction that was joined.
     pub(crate) fn generation(&self) -> Generation {
         self.handle.generation()
@@ -161,16 +211,14 @@ impl Operation<'_> {
     /// logged at all if it is removed soon. Returns whether the tree had the item already.
     fn insert(&mut self, key: Key, value: &[u8], flags: EntryFlags) -> Result<bool> {
         self.changed = true;
-        let change =
-            Change { generation: self.handle.generation(), reservation: &self.reservation };
-        let was_the_same =
-            self.store.file_tree.insert_with(&change, key, value, |old| old == value)?;
+        let (change, tree) = (self.change(), self.tree());
+        let was_the_same = tree.insert_with(&change, key, value, |old| old == value)?;
         match was_the_same {
             None => {
                 self.store.inode_count.note_new(&key);
-                self.batch.put_new(TREE_FILES, key, value, flags);
+                self.batch.put_new(tree.id(), key, value, flags);
             }
-            Some(false) => self.batch.put(TREE_FILES, key, value, flags),
+            Some(false) => self.batch.put(tree.id(), key, value, flags),
             Some(true) => {}
         }
         Ok(was_the_same.is_some())
@@ -189,32 +237,32 @@ impl Operation<'_> {
     }
 
     /// Inserts or replaces an inode's attributes.
-    pub(crate) fn put_inode(&mut self, inode: InodeNumber, item: &InodeItem) -> Result<()> {
-        self.put(Key::new(inode, ItemKind::Inode, 0), &item.encode())
+    pub(crate) fn put_inode(&mut self, inode: InodeId, item: &InodeItem) -> Result<()> {
+        self.put(inode.key(ItemKind::Inode, 0), &item.encode())
     }
 
-    /// Inserts or replaces the entry in `slot` of a directory: `name` stands for `inode`.
+    /// Inserts or replaces the entry in `slot` of a directory: `name` stands for `target`.
     pub(crate) fn put_entry(
         &mut self,
-        directory: InodeNumber,
+        directory: InodeId,
         slot: u64,
-        (inode, file_type): (InodeNumber, FileType),
+        target: EntryTarget,
         name: &[u8],
     ) -> Result<()> {
         let mut buffer = [0; DirectoryEntry::BYTES_MAX];
-        let value = DirectoryEntry::encode_in(&mut buffer, inode, file_type, name);
-        self.put(Key::new(directory, ItemKind::DirectoryEntry, slot), value)
+        let value = DirectoryEntry::encode_in(&mut buffer, target, name);
+        self.put(directory.key(ItemKind::DirectoryEntry, slot), value)
     }
 
     /// Inserts or replaces the item of the extent that begins at `file_block`. Leaves the allocator
     /// alone.
     pub(crate) fn put_extent(
         &mut self,
-        inode: InodeNumber,
+        inode: InodeId,
         file_block: FileBlock,
         extent: &Extent,
     ) -> Result<()> {
-        let key = Key::extent(inode, file_block);
+        let key = inode.extent_key(file_block);
         let new_data = extent.kind == ExtentKind::Data && extent.generation == self.generation();
         let flags = if new_data { EntryFlags::NEW_DATA } else { EntryFlags::default() };
         self.insert(key, &extent.encode(), flags).map(drop)
@@ -223,11 +271,10 @@ impl Operation<'_> {
     /// Removes an item, if it exists.
     pub(crate) fn delete(&mut self, key: Key) -> Result<()> {
         self.changed = true;
-        let change =
-            Change { generation: self.handle.generation(), reservation: &self.reservation };
-        if self.store.file_tree.remove_with(&change, &key, |_| ())?.is_some() {
+        let (change, tree) = (self.change(), self.tree());
+        if tree.remove_with(&change, &key, |_| ())?.is_some() {
             self.store.inode_count.note_gone(&key);
-            self.batch.delete(TREE_FILES, key);
+            self.batch.delete(tree.id(), key);
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 use super::Volume;
 #[cfg(doc)]
 use crate::Error;
+use crate::InodeId;
 use crate::Result;
 use crate::file::planned_read::{PlannedRead, ReadAtOnce};
 use crate::types::{
@@ -9,7 +10,6 @@ use crate::types::{
     XattrMode,
 };
 use cairn_blockdev::SharedBlocks;
-use cairn_format::InodeNumber;
 use cairn_log::CallerLeads;
 use std::ops::Range;
 use std::time::Duration;
@@ -50,7 +50,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`] also for an inode without a name.
-    pub fn lookup_inode(&self, inode: InodeNumber) -> Result<Attributes> {
+    pub fn lookup_inode(&self, inode: InodeId) -> Result<Attributes> {
         self.files().lookup_inode(inode)
     }
 
@@ -58,7 +58,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`].
-    pub fn attributes(&self, inode: InodeNumber) -> Result<Attributes> {
+    pub fn attributes(&self, inode: InodeId) -> Result<Attributes> {
         self.files().attributes(inode)
     }
 
@@ -67,11 +67,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`]; for a length also [`Error::IsDirectory`], [`Error::FileTooLarge`] and
     /// [`Error::NoSpace`].
-    pub fn set_attributes(
-        &self,
-        inode: InodeNumber,
-        change: &AttributeChange,
-    ) -> Result<Attributes> {
+    pub fn set_attributes(&self, inode: InodeId, change: &AttributeChange) -> Result<Attributes> {
         self.files().set_attributes(inode, change)
     }
 
@@ -83,7 +79,7 @@ impl Volume {
     /// [`Error::Device`].
     pub fn read(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         offset_bytes: u64,
         length_bytes: usize,
         out: &mut Vec<u8>,
@@ -95,7 +91,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::IsDirectory`], [`Error::NoSpace`], [`Error::FileTooLarge`].
-    pub fn write(&self, inode: InodeNumber, offset_bytes: u64, data: &[u8]) -> Result<()> {
+    pub fn write(&self, inode: InodeId, offset_bytes: u64, data: &[u8]) -> Result<()> {
         self.files().write(inode, offset_bytes, data, WriteTimes::Now)
     }
 
@@ -105,7 +101,7 @@ impl Volume {
     /// Those of [`Volume::write`].
     pub fn write_with(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         offset_bytes: u64,
         data: &[u8],
         times: WriteTimes,
@@ -118,12 +114,7 @@ impl Volume {
     ///
     /// # Errors
     /// Those of [`Volume::read`].
-    pub fn read_into(
-        &self,
-        inode: InodeNumber,
-        offset_bytes: u64,
-        buffer: &mut [u8],
-    ) -> Result<usize> {
+    pub fn read_into(&self, inode: InodeId, offset_bytes: u64, buffer: &mut [u8]) -> Result<usize> {
         self.files().read_into(inode, offset_bytes, buffer)
     }
 
@@ -135,7 +126,7 @@ impl Volume {
     /// Those of [`Volume::write`].
     pub fn write_shared(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         offset_bytes: u64,
         data: &SharedBlocks,
         range: Range<usize>,
@@ -151,7 +142,7 @@ impl Volume {
     /// [`Error::FileTooLarge`].
     pub fn allocate(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         offset_bytes: u64,
         length_bytes: u64,
         mode: AllocateMode,
@@ -165,7 +156,7 @@ impl Volume {
     /// Those of [`Volume::allocate`].
     pub fn allocate_with(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         offset_bytes: u64,
         length_bytes: u64,
         mode: AllocateMode,
@@ -178,7 +169,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] when there is none, and past the end.
-    pub fn seek(&self, inode: InodeNumber, offset_bytes: u64, target: SeekTarget) -> Result<u64> {
+    pub fn seek(&self, inode: InodeId, offset_bytes: u64, target: SeekTarget) -> Result<u64> {
         self.files().seek(inode, offset_bytes, target)
     }
 
@@ -189,9 +180,9 @@ impl Volume {
     /// ranges of one file overlap.
     pub fn copy_range(
         &self,
-        from: InodeNumber,
+        from: InodeId,
         from_offset: u64,
-        to: InodeNumber,
+        to: InodeId,
         to_offset: u64,
         length_bytes: u64,
     ) -> Result<u64> {
@@ -205,8 +196,8 @@ impl Volume {
     /// Those of [`Volume::copy_range`].
     pub fn copy_range_with(
         &self,
-        from: (InodeNumber, u64),
-        to: (InodeNumber, u64),
+        from: (InodeId, u64),
+        to: (InodeId, u64),
         length_bytes: u64,
         times: WriteTimes,
     ) -> Result<u64> {
@@ -218,7 +209,7 @@ impl Volume {
     /// # Errors
     /// What kept the data from being written: [`Error::Device`], [`Error::StorageFull`],
     /// [`Error::NoSpace`]; [`Error::Aborted`] when the volume has stopped.
-    pub fn fsync_blocking(&self, inode: InodeNumber, kind: FsyncKind) -> Result<()> {
+    pub fn fsync_blocking(&self, inode: InodeId, kind: FsyncKind) -> Result<()> {
         self.files().fsync_blocking(inode, kind)
     }
 
@@ -226,7 +217,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NoAttribute`], [`Error::NotFound`].
-    pub fn get_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+    pub fn get_xattr(&self, inode: InodeId, name: &[u8]) -> Result<Vec<u8>> {
         self.files().get_xattr(inode, name)
     }
 
@@ -237,7 +228,7 @@ impl Volume {
     /// [`Error::NameLength`], [`Error::NoSpace`].
     pub fn set_xattr(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         name: &[u8],
         value: &[u8],
         mode: XattrMode,
@@ -249,7 +240,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`].
-    pub fn list_xattrs(&self, inode: InodeNumber) -> Result<Vec<Vec<u8>>> {
+    pub fn list_xattrs(&self, inode: InodeId) -> Result<Vec<Vec<u8>>> {
         self.files().list_xattrs(inode)
     }
 
@@ -257,7 +248,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NoAttribute`], [`Error::NotFound`].
-    pub fn remove_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<()> {
+    pub fn remove_xattr(&self, inode: InodeId, name: &[u8]) -> Result<()> {
         self.files().remove_xattr(inode, name)
     }
 
@@ -266,7 +257,7 @@ impl Volume {
     /// would be an error.
     pub fn read_cached_into(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         offset_bytes: u64,
         buffer: &mut [u8],
     ) -> Option<usize> {
@@ -278,7 +269,7 @@ impl Volume {
     /// may hold anything if it returns nothing.
     pub fn read_at_once(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         offset_bytes: u64,
         buffer: &mut [u8],
     ) -> Option<ReadAtOnce> {
@@ -296,8 +287,8 @@ impl Volume {
     /// changes the source at this moment. Otherwise `None`, and nothing has happened.
     pub fn copy_cached(
         &self,
-        from: (InodeNumber, u64),
-        to: (InodeNumber, u64),
+        from: (InodeId, u64),
+        to: (InodeId, u64),
         length_bytes: u64,
         times: WriteTimes,
     ) -> Option<Result<u64>> {
@@ -306,12 +297,12 @@ impl Volume {
 
     /// Whether an inode is durable already, so that an fsync of it waits for nothing. False also
     /// when it is being changed.
-    pub fn is_durable(&self, inode: InodeNumber, kind: FsyncKind) -> bool {
+    pub fn is_durable(&self, inode: InodeId, kind: FsyncKind) -> bool {
         self.files().is_durable(inode, kind)
     }
 
     /// Gives back `count` references on an inode.
-    pub fn forget(&self, inode: InodeNumber, count: u64) {
+    pub fn forget(&self, inode: InodeId, count: u64) {
         self.files().forget(inode, count);
     }
 
@@ -323,13 +314,13 @@ impl Volume {
 
     /// Makes an inode durable; `completion` runs once that is known, on this thread or another, and
     /// no lock is held then.
-    pub fn fsync(&self, inode: InodeNumber, kind: FsyncKind, completion: Completion) {
+    pub fn fsync(&self, inode: InodeId, kind: FsyncKind, completion: Completion) {
         self.files().fsync(inode, kind, CallerLeads::UntilSeveralWait, completion);
     }
 
     /// Whether an fsync has little to prepare: it writes no data by itself, and no thread works on
     /// the file at this moment.
-    pub fn is_little_to_sync(&self, inode: InodeNumber) -> bool {
+    pub fn is_little_to_sync(&self, inode: InodeId) -> bool {
         self.files().is_little_to_sync(inode)
     }
 
@@ -337,7 +328,7 @@ impl Volume {
     /// it has no time to `flush`, or a flush takes long on this device, not for its own.
     pub fn fsync_briefly(
         &self,
-        inode: InodeNumber,
+        inode: InodeId,
         kind: FsyncKind,
         flush: bool,
         completion: Completion,

@@ -13,7 +13,9 @@
 //! later change gets an error, reads go on, and what was durable stays so.
 mod contents;
 mod names;
+mod subvolumes;
 
+use crate::InodeId;
 use crate::error::CLOSED;
 use crate::file::Files;
 use crate::layers::Layers;
@@ -27,7 +29,7 @@ use crate::{Error, Result, VolumeOptions};
 use cairn_blockdev::{BlockDevice, BlockPool};
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, thread};
-use cairn_format::{INODE_ROOT, InodeNumber, Superblock};
+use cairn_format::Superblock;
 use cairn_log::LogError;
 use std::ops::Range;
 use std::sync::Arc;
@@ -157,6 +159,7 @@ impl Volume {
         }
         layers.start_reclaim();
         files.finish_orphans(meter);
+        files.resume_subvolume_removals();
         Ok(())
     }
 
@@ -209,8 +212,8 @@ impl Volume {
     }
 
     /// The root directory.
-    pub fn root(&self) -> InodeNumber {
-        INODE_ROOT
+    pub fn root(&self) -> InodeId {
+        InodeId::ROOT
     }
 
     /// Identity, label and sizes of the volume, as read when it was opened.

@@ -2,9 +2,9 @@
 use super::Volume;
 #[cfg(doc)]
 use crate::Error;
+use crate::InodeId;
 use crate::Result;
 use crate::types::{Attributes, DirectoryItem, NewInode, RenameMode};
-use cairn_format::InodeNumber;
 
 /// Names and directories.
 ///
@@ -48,7 +48,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotDirectory`], [`Error::NameLength`].
-    pub fn lookup(&self, parent: InodeNumber, name: &[u8]) -> Result<Attributes> {
+    pub fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Attributes> {
         self.names().lookup(parent, name)
     }
 
@@ -58,12 +58,7 @@ impl Volume {
     /// [`Error::Exists`], [`Error::NotFound`] and [`Error::NotDirectory`] for the parent,
     /// [`Error::NameLength`], [`Error::InvalidArgument`], [`Error::NoSpace`],
     /// [`Error::HashCollisions`].
-    pub fn create(
-        &self,
-        parent: InodeNumber,
-        name: &[u8],
-        new: &NewInode<'_>,
-    ) -> Result<Attributes> {
+    pub fn create(&self, parent: InodeId, name: &[u8], new: &NewInode<'_>) -> Result<Attributes> {
         self.names().create(parent, name, new)
     }
 
@@ -72,7 +67,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`] and [`Error::NotDirectory`] for the parent, [`Error::NoSpace`].
-    pub fn create_unnamed(&self, parent: InodeNumber, new: &NewInode<'_>) -> Result<Attributes> {
+    pub fn create_unnamed(&self, parent: InodeId, new: &NewInode<'_>) -> Result<Attributes> {
         self.names().create_unnamed(parent, new)
     }
 
@@ -81,7 +76,7 @@ impl Volume {
     /// # Errors
     /// [`Error::Exists`], [`Error::NotFound`], [`Error::NotPermitted`] for a directory,
     /// [`Error::TooManyLinks`], [`Error::NoSpace`], [`Error::HashCollisions`].
-    pub fn link(&self, inode: InodeNumber, parent: InodeNumber, name: &[u8]) -> Result<Attributes> {
+    pub fn link(&self, inode: InodeId, parent: InodeId, name: &[u8]) -> Result<Attributes> {
         self.names().link(inode, parent, name)
     }
 
@@ -89,7 +84,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::IsDirectory`].
-    pub fn unlink(&self, parent: InodeNumber, name: &[u8]) -> Result<()> {
+    pub fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.names().unlink(parent, name)
     }
 
@@ -97,7 +92,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotDirectory`], [`Error::NotEmpty`].
-    pub fn remove_directory(&self, parent: InodeNumber, name: &[u8]) -> Result<()> {
+    pub fn remove_directory(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.names().remove_directory(parent, name)
     }
 
@@ -109,9 +104,9 @@ impl Volume {
     /// into itself, [`Error::NoSpace`].
     pub fn rename(
         &self,
-        old_parent: InodeNumber,
+        old_parent: InodeId,
         old_name: &[u8],
-        new_parent: InodeNumber,
+        new_parent: InodeId,
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
@@ -125,9 +120,9 @@ impl Volume {
     /// Those of [`Volume::rename`].
     pub fn rename_leaving(
         &self,
-        old_parent: InodeNumber,
+        old_parent: InodeId,
         old_name: &[u8],
-        new_parent: InodeNumber,
+        new_parent: InodeId,
         new_name: &[u8],
         mode: RenameMode,
         left: &NewInode<'_>,
@@ -139,7 +134,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InvalidArgument`] for what is no symbolic link.
-    pub fn read_link(&self, inode: InodeNumber) -> Result<Vec<u8>> {
+    pub fn read_link(&self, inode: InodeId) -> Result<Vec<u8>> {
         self.names().read_link(inode)
     }
 
@@ -147,7 +142,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotDirectory`].
-    pub fn parent(&self, directory: InodeNumber) -> Result<InodeNumber> {
+    pub fn parent(&self, directory: InodeId) -> Result<InodeId> {
         self.names().parent(directory)
     }
 
@@ -158,7 +153,7 @@ impl Volume {
     /// [`Error::NotFound`], [`Error::NotDirectory`], [`Error::Damaged`].
     pub fn read_directory(
         &self,
-        directory: InodeNumber,
+        directory: InodeId,
         cookie: u64,
         take: &mut dyn FnMut(DirectoryItem<'_>) -> bool,
     ) -> Result<()> {
@@ -172,7 +167,7 @@ impl Volume {
     /// Those of [`Volume::read_directory`].
     pub fn read_directory_plus(
         &self,
-        directory: InodeNumber,
+        directory: InodeId,
         cookie: u64,
         take: &mut dyn FnMut(DirectoryItem<'_>, &Attributes) -> bool,
     ) -> Result<()> {

@@ -27,10 +27,11 @@ use cairn_format::{EntryFlags, LogSeq};
 
 /// As [`ItemList::insert`].
 pub(super) fn insert(list: &ItemList, batch: &mut Batch) -> (LogSeq, bool) {
-    let vectors = prepare(batch);
+    let (vectors, needs_commit) = (prepare(batch), batch.needs_commit());
     batch.clear();
     let sequence = list.add_operation(&mut list.lock(), |context| {
         vectors.into_iter().for_each(|vector| link(context, vector));
+        context.note_need(needs_commit);
     });
     let upkeep = list.lock().upkeep();
     (sequence, list.keep_up(upkeep))

@@ -168,10 +168,18 @@ impl CheckpointWriter {
             .fold((0, 0), |(sum, largest): (u64, u64), blocks| (sum + blocks, largest.max(blocks)));
         let too_large = largest > self.blocks_max();
         let needed = self.baselines.blocks_asked(needed, ring.free());
-        if too_large || needed > ring.free() {
-            let reason =
-                if too_large { CommitReason::ContextTooLarge } else { CommitReason::RingFull };
-            let request = ring.request_room(items.current().blocks());
+        let needs_commit = items.contexts().any(Context::needs_commit);
+        if needs_commit || too_large || needed > ring.free() {
+            let reason = match (needs_commit, too_large) {
+                (true, _) => CommitReason::CommitNeeded,
+                (false, true) => CommitReason::ContextTooLarge,
+                (false, false) => CommitReason::RingFull,
+            };
+            let request = if items.current().needs_commit() {
+                ring.request_cut()
+            } else {
+                ring.request_room(items.current().blocks())
+            };
             return Err(NoRoom { commits: ring.commits, reason, request });
         }
         let mut taken = TakenContexts {

@@ -183,6 +183,11 @@ impl Ring {
         !pending_suffices && !std::mem::replace(&mut self.room_requested, true)
     }
 
+    /// Whether to ask for a commit that is still to be cut: once.
+    pub(crate) fn request_cut(&mut self) -> bool {
+        !std::mem::replace(&mut self.room_requested, true)
+    }
+
     /// Whether to ask for a commit because more than half of the ring is in use: once.
     pub(crate) fn request_relief(&mut self) -> Option<CommitReason> {
         let pressed = self.used_after_pending() > self.log_blocks / 2;

@@ -76,6 +76,7 @@ struct GroupCounts {
     gathers: u64,
     fallbacks_ring_full: u64,
     fallbacks_context_too_large: u64,
+    fallbacks_commit_needed: u64,
 }
 
 impl Group {
@@ -230,6 +231,7 @@ impl Group {
             self.fallback = true;
             match no_room.reason {
                 CommitReason::ContextTooLarge => self.counts.fallbacks_context_too_large += 1,
+                CommitReason::CommitNeeded => self.counts.fallbacks_commit_needed += 1,
                 _ => self.counts.fallbacks_ring_full += 1,
             }
         }
@@ -269,5 +271,6 @@ impl Group {
         statistics.gathers = self.counts.gathers;
         statistics.fallbacks_ring_full = self.counts.fallbacks_ring_full;
         statistics.fallbacks_context_too_large = self.counts.fallbacks_context_too_large;
+        statistics.fallbacks_commit_needed = self.counts.fallbacks_commit_needed;
     }
 }

@@ -81,6 +81,7 @@ thread_local! {
 #[derive(Debug)]
 pub struct Batch {
     buffers: Buffers,
+    needs_commit: bool,
 }
 
 impl Default for Batch {
@@ -105,7 +106,7 @@ impl Drop for Batch {
 impl Batch {
     /// An empty batch.
     pub fn new() -> Self {
-        Self { buffers: BUFFERS.try_with(Cell::take).unwrap_or_default() }
+        Self { buffers: BUFFERS.try_with(Cell::take).unwrap_or_default(), needs_commit: false }
     }
 
     /// The item at `key` has this value now; whether it existed before is not known, or it did.
@@ -122,6 +123,18 @@ impl Batch {
     /// The item at `key` is gone.
     pub fn delete(&mut self, tree: TreeId, key: Key) {
         self.add(tree, key, &[], EntryFlags::DELETE, false);
+    }
+
+    /// The operation changed something beside its items that the log does not know. So they must
+    /// not be replayed without the superblock of its transaction: until that is durable, nothing of
+    /// this operation or of a later one is written to the log, and an fsync asks for a commit.
+    pub fn need_commit(&mut self) {
+        self.needs_commit = true;
+    }
+
+    /// See [`Batch::need_commit`].
+    pub(crate) fn needs_commit(&self) -> bool {
+        self.needs_commit
     }
 
     fn add(&mut self, tree: TreeId, key: Key, value: &[u8], flags: EntryFlags, created: bool) {
@@ -151,6 +164,7 @@ impl Batch {
 
     /// Forgets the changes.
     pub fn clear(&mut self) {
+        self.needs_commit = false;
         self.buffers.clear();
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct Context {
     pub(crate) generation: Generation,
     /// Its last operation.
     pub(crate) last: LogSeq,
+    /// One of its operations only becomes durable with a superblock.
+    needs_commit: bool,
 }
 
 impl Context {
@@ -67,6 +69,7 @@ impl Context {
             boxed: BoxedValues::default(),
             generation,
             last: LogSeq(0),
+            needs_commit: false,
         }
     }
 
@@ -79,6 +82,17 @@ impl Context {
         self.boxed.clear();
         self.entry_bytes = 0;
         self.last = LogSeq(0);
+        self.needs_commit = false;
+    }
+
+    /// Notes what an operation needs.
+    pub(crate) fn note_need(&mut self, commit: bool) {
+        self.needs_commit |= commit;
+    }
+
+    /// Whether it must not be written as a checkpoint, only be covered by a superblock.
+    pub(crate) fn needs_commit(&self) -> bool {
+        self.needs_commit && !self.is_empty()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -229,6 +229,7 @@ impl ItemList {
             let mut items = self.items.lock();
             let sequence = self.add_operation(&mut items, |context| {
                 batch.changes().for_each(|(change, value)| context.apply(change, value));
+                context.note_need(batch.needs_commit());
             });
             (sequence, items.upkeep())
         };

@@ -313,6 +313,47 @@ fn too_many_items_for_a_checkpoint_need_a_commit() {
 }
 
 #[test]
+fn what_needs_a_commit_is_not_logged_before_its_superblock() {
+    let mut volume = Volume::new();
+    let earlier = volume.put(1, b"earlier");
+    let mut batch = Batch::new();
+    batch.put(TREE_FILES, key(2), b"with more", EntryFlags::default());
+    batch.need_commit();
+    let needing = volume.log.insert(&mut batch);
+    let later = volume.put(3, b"later");
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let wait = |volume: &Volume, target: LogSeq| {
+        let sender = sender.clone();
+        volume.log.on_durable(
+            target,
+            Box::new(move |outcome| {
+                let _ = sender.send((target, outcome.is_ok()));
+            }),
+        );
+    };
+    wait(&volume, needing);
+    assert_eq!(volume.requests(), [CommitReason::CommitNeeded]);
+    // After the cut, too: a checkpoint follows the ones before it.
+    let cut = volume.cut();
+    let next = volume.put(4, b"of the next transaction");
+    wait(&volume, next);
+    assert_eq!(volume.requests(), [CommitReason::CommitNeeded]);
+    assert_eq!(volume.log.statistics().checkpoints, 0);
+    assert_eq!(volume.replayed(), Items::new());
+    assert!(receiver.try_recv().is_err() && volume.log.durable() < earlier);
+    volume.commit(cut);
+    let done: Vec<_> =
+        (0..2).map(|_| receiver.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
+    assert_eq!(done, [(needing, true), (next, true)]);
+    assert!(volume.log.durable() >= later);
+    assert_eq!(volume.log.statistics().fallbacks_commit_needed, 1);
+    assert_eq!(volume.replayed(), Items::from([(key(4), b"of the next transaction".to_vec())]));
+    // The need has gone with the context.
+    volume.log.wait_durable(volume.put(5, b"logged")).unwrap();
+    assert_eq!(volume.requests(), [CommitReason::CommitNeeded]);
+}
+
+#[test]
 fn operations_wait_while_the_list_is_too_long() {
     let options =
         LogOptions { background_push_bytes: 30_000, hard_limit_bytes: 60_000, ..quiet_options() };

@@ -24,35 +24,23 @@ use super::failures::{FailureLedger, Watched};
 use super::inode_count::InodeCount;
 use super::requests::{CommitSignal, Unpinner};
 use super::transaction::Transactions;
+use super::trees::Trees;
 use super::{Observer, Store};
 use crate::{Result, VolumeOptions};
 use bitmaps::read_bitmaps;
 use cairn_blockdev::{BlockDevice, FlushFence};
-use cairn_btree::{NodeCache, Tree};
+use cairn_btree::NodeCache;
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, AtomicU64};
 use cairn_environment::lock::Mutex;
-use cairn_format::{
-    BlockRange, FormatError, Geometry, Key, RootItem, Structure, Superblock, TREE_FILES, TREE_ROOTS,
-};
+use cairn_format::{Geometry, Superblock};
 use cairn_log::{CommitReason, CommitRequest, Log, LogOptions};
 use cairn_space::Space;
 use meter::RecoveryMeter;
 use replay::Replayer;
+pub(super) use replay::check_next_inode;
 use std::sync::Arc;
 use superblock::read_superblock;
-
-fn file_tree_root(roots: &Tree, geometry: Geometry) -> Result<RootItem> {
-    let damaged = |problem: &str| FormatError::new(Structure::Item, roots.root().block, problem);
-    let value = roots
-        .get(&Key::root(TREE_FILES))?
-        .ok_or_else(|| damaged("the root tree has no file tree"))?;
-    let item = RootItem::decode(&value)?;
-    if !geometry.contains(BlockRange::node(item.root.block)) {
-        return Err(damaged("the file tree's root lies outside the volume").into());
-    }
-    Ok(item)
-}
 
 impl Store {
     /// Steps 1 to 6; the volume is not running yet.
@@ -72,13 +60,13 @@ impl Store {
         for group in bitmaps.stale {
             space.mark_changed(group);
         }
-        let Trees { cache, roots: root_tree, files: file_tree } =
-            open_trees(&device, &superblock, &space, &options)?;
+        let cache = node_cache(&device, &superblock, &options);
+        let trees = Trees::open(&cache, &space, &superblock, options.subvolume)?;
         let counters = Counters::default();
         let inode_count = InodeCount::new(superblock.inodes);
         let replayer = Replayer {
             space: &space,
-            files: &file_tree,
+            trees: &trees,
             superblock: &superblock,
             counters: &counters,
             inode_count: &inode_count,
@@ -103,7 +91,7 @@ impl Store {
             superblock,
             options,
             space,
-            file_tree,
+            trees,
             log,
             delayed_blocks: AtomicU64::new(0),
             counters,
@@ -111,7 +99,6 @@ impl Store {
             inode_count,
             cache,
             transactions: Transactions::new(start.generation),
-            root_tree,
             log_epoch: start.epoch,
             next_inode,
             bitmap_slots: Mutex::new(Rank::LEAF, bitmaps.slots),
@@ -124,33 +111,18 @@ impl Store {
     }
 }
 
-struct Trees {
-    cache: Arc<NodeCache>,
-    roots: Tree,
-    files: Tree,
-}
-
-fn open_trees(
+fn node_cache(
     device: &Arc<dyn BlockDevice>,
     superblock: &Superblock,
-    space: &Arc<Space>,
     options: &VolumeOptions,
-) -> Result<Trees> {
+) -> Arc<NodeCache> {
     let cache = NodeCache::new(
         device.clone(),
         superblock.volume,
         superblock.geometry,
         options.node_cache_bytes,
     );
-    let cache = options.baselines.node_cache(cache);
-    let roots = Tree::open(cache.clone(), space.clone(), TREE_ROOTS, superblock.root);
-    let files = Tree::open(
-        cache.clone(),
-        space.clone(),
-        TREE_FILES,
-        file_tree_root(&roots, superblock.geometry)?.root,
-    );
-    Ok(Trees { cache, roots, files })
+    options.baselines.node_cache(cache)
 }
 
 /// What the log does when it needs a commit, or has failed.

@@ -4,6 +4,7 @@ use super::superblock::{overwritten_in_place, settle_superblocks};
 use crate::store::counters::Counters;
 use crate::store::damage::of_item;
 use crate::store::inode_count::InodeCount;
+use crate::store::trees::Trees;
 use crate::{Error, Result};
 use cairn_blockdev::BlockDevice;
 use cairn_btree::{Change, Tree};
@@ -11,14 +12,17 @@ use cairn_environment::atomic::Ordering;
 use cairn_format::{
     BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, EntryFlags, Extent,
     FormatError, Generation, Geometry, INODE_FIRST, ItemKind, Key, Structure, Superblock,
-    TREE_FILES,
 };
 use cairn_log::{LogStart, ReplayPhase};
 use cairn_space::{Request, Space, Urgency};
 use std::sync::Arc;
 
 /// A number given out a second time would give one file another's items.
-fn check_next_inode(files: &Tree, next_inode: u64, superblock: &Superblock) -> Result<()> {
+pub(in crate::store) fn check_next_inode(
+    files: &Tree,
+    next_inode: u64,
+    superblock: &Superblock,
+) -> Result<()> {
     let last = files.last(Key::MIN..=Key::MAX)?.map_or(0, |(key, _)| key.inode);
     if next_inode > last.max(INODE_FIRST - 1) {
         return Ok(());
@@ -60,7 +64,7 @@ fn first_generation(superblock: &Superblock, last_generation: Generation) -> Gen
 /// Applies checkpoints.
 pub(super) struct Replayer<'a> {
     pub(super) space: &'a Arc<Space>,
-    pub(super) files: &'a Tree,
+    pub(super) trees: &'a Trees,
     pub(super) superblock: &'a Superblock,
     pub(super) counters: &'a Counters,
     pub(super) inode_count: &'a InodeCount,
@@ -98,7 +102,9 @@ impl Replayer<'_> {
         meter.at("settle copies", 0, 0);
         let next_inode = replay.next_inode.max(superblock.next_inode);
         if !read_only {
-            check_next_inode(self.files, next_inode, superblock)?;
+            for files in self.trees.open_files() {
+                check_next_inode(files, next_inode, superblock)?;
+            }
             settle_superblocks(device, superblock)?;
             // What verifies is the same in all copies by now; what remains is what no flush
             // covered.
@@ -150,20 +156,18 @@ impl Replayer<'_> {
     ) -> Result<()> {
         let (mut removed, mut added) = (Vec::new(), Vec::new());
         for entry in checkpoint.entries() {
-            if entry.tree != TREE_FILES {
-                let problem = format!("a logged item of unknown tree {}", entry.tree);
-                let error = FormatError::new(Structure::Checkpoint, block, problem);
-                return Err(error.of_item(&entry.key, block).into());
-            }
-            let reservation = self.space.reserve(
-                Request { data_blocks: 0, nodes: self.files.worst_case(1) },
-                Urgency::Commit,
-            )?;
+            let files = self.trees.of_logged(entry.tree).map_err(|problem| {
+                let error = FormatError::new(Structure::Checkpoint, block, problem.to_string());
+                error.of_item(&entry.key, block)
+            })?;
+            let reservation = self
+                .space
+                .reserve(Request { data_blocks: 0, nodes: files.worst_case(1) }, Urgency::Commit)?;
             let change = Change { generation, reservation: &reservation };
             let old = if entry.flags.contains(EntryFlags::DELETE) {
-                self.files.remove(&change, &entry.key)?
+                files.remove(&change, &entry.key)?
             } else {
-                self.files.insert(&change, entry.key, entry.value)?
+                files.insert(&change, entry.key, entry.value)?
             };
             match (&old, entry.flags.contains(EntryFlags::DELETE)) {
                 (Some(_), true) => self.inode_count.note_gone(&entry.key),
@@ -174,7 +178,7 @@ impl Replayer<'_> {
                 && let Some(old) = old
             {
                 let extent = Extent::decode(&old);
-                let named = extent.map_err(|error| of_item(self.files, &entry.key, error));
+                let named = extent.map_err(|error| of_item(files, &entry.key, error));
                 removed.push(named?.range());
             }
             added.extend(extent_of(&entry, block)?);

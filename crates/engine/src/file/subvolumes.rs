@@ -1,0 +1,104 @@
+//! Coming to a subvolume for the first time, and what operations need of it before they begin.
+//!
+//! What a crash left unfinished in the subvolume that the volume is opened with is finished while
+//! that is opened. For each other subvolume it is noted when the first of its inodes is wanted: a
+//! removal is queued; a truncation is queued, too, and until it is done its file counts as one
+//! whose truncation an error has interrupted.
+//!
+//! Lock discipline: as the subvolume is opened, the states of inodes may be locked, so nothing is
+//! changed then.
+use super::Files;
+use super::removal_queue::{Orphan, Removal};
+use crate::store::operation::{Effort, Operation};
+use crate::{Error, InodeId, Result};
+use cairn_format::{
+    FileBlock, INODE_ORPHANS, InodeNumber, ItemKind, Key, OrphanKind, decode_orphan,
+};
+
+impl Files {
+    /// Opens the subvolume of `inode` unless it is open.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] once it was removed.
+    pub(crate) fn enter(&self, inode: InodeId) -> Result<()> {
+        let mut unfinished = Vec::new();
+        self.store.open_subvolume(inode.slot(), |tree| {
+            for item in tree.range(Key::all(INODE_ORPHANS, ItemKind::Orphan)) {
+                let (key, value) = item?;
+                let removal = match decode_orphan(&value)? {
+                    OrphanKind::Remove => Removal::Inode,
+                    OrphanKind::Truncate => Removal::Tail,
+                };
+                let number = inode.sibling(InodeNumber(key.offset));
+                unfinished.push(Orphan { number, blocks: 0, removal });
+            }
+            let truncated = unfinished.iter().filter(|one| one.removal == Removal::Tail);
+            self.orphans.note_truncated(truncated.map(|one| one.number));
+            Ok(())
+        })?;
+        self.store.trees.subvolume(inode)?.check_alive()?;
+        if !self.store.options.read_only {
+            unfinished.into_iter().for_each(|orphan| self.orphans.queue.push(orphan));
+        }
+        Ok(())
+    }
+
+    /// A subvolume has lost its name, durably: removes what is in it, or has it removed.
+    pub(crate) fn queue_subvolume(&self, root: InodeId) {
+        let orphan = Orphan { number: root, blocks: 0, removal: Removal::Subvolume };
+        if self.store.options.background {
+            self.orphans.queue.push(orphan);
+        } else {
+            self.reap(orphan);
+        }
+    }
+
+    /// At mount: goes on with removals that were interrupted.
+    pub(crate) fn resume_subvolume_removals(&self) {
+        match self.store.dying_subvolumes() {
+            Ok(roots) => roots.into_iter().for_each(|root| self.queue_subvolume(root)),
+            Err(error) => tracing::warn!("subvolumes that are to be removed have to wait: {error}"),
+        }
+    }
+
+    /// The volume is being closed: removals of subvolumes are left to the next mount.
+    pub(crate) fn interrupt_subvolume_removals(&self) {
+        self.orphans.queue.close();
+    }
+
+    /// Removes what is in a subvolume that has lost its name. What can't be done stays for the next
+    /// mount.
+    pub(super) fn reap_subvolume(&self, orphan: Orphan) {
+        self.unload_subvolume(orphan.number);
+        match self.store.remove_subvolume(orphan.number, || self.orphans.queue.is_closing()) {
+            Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
+            Err(Error::NoSpace) => self.orphans.queue.postpone(orphan),
+            Err(error) => tracing::warn!("a subvolume could not be removed: {error}"),
+        }
+    }
+
+    /// Its inodes leave memory with their dirty data, once those who use them have ended; nobody
+    /// can load them again.
+    fn unload_subvolume(&self, root: InodeId) {
+        for inode in self.inodes.of_subvolume(root.slot()) {
+            let _extents = self.lock_extents(&inode);
+            let mut state = inode.state.write_at(inode.number.0);
+            if let Some(mut state) = state.take() {
+                self.drop_pages(&mut state, FileBlock::FIRST..FileBlock::END);
+            }
+            self.dirty_inodes.lock().remove(&inode.number);
+        }
+    }
+
+    /// [`Store::begin`](crate::store::Store::begin) in the subvolume of `inode`.
+    pub(crate) fn begin(
+        &self,
+        inode: InodeId,
+        items: u64,
+        data_blocks: u64,
+        effort: Effort,
+    ) -> Result<Operation<'_>> {
+        self.enter(inode)?;
+        self.store.begin(inode, items, data_blocks, effort)
+    }
+}

@@ -1,0 +1,244 @@
+//! Making subvolumes, moving their names, removing them: what changes the tree of subvolumes.
+//!
+//! The log does not know that tree. So an operation that changes it beside items of files needs a
+//! commit: its items are not replayed without the superblock that has the tree's (the log calls
+//! this [`Batch::need_commit`](cairn_log::Batch::need_commit)).
+//!
+//! A subvolume is removed in three steps, with a commit after the first:
+//! 1. Its name goes, its item says *dying*, and no operation may join for it any more. *A crash
+//!    before the superblock: nothing has happened. After it: the next mount goes on.*
+//! 2. Its items go, some at a time. They are not logged: what a crash undoes, the next mount does
+//!    again.
+//! 3. Its tree, its item and its root item go.
+//!
+//! The commit after step 1 waits for operations that joined before, so from step 2 on nobody else
+//! changes the tree.
+use super::Store;
+use super::operation::{BATCH_ITEMS, Effort, Operation};
+use super::trees::{Place, Records, Subvolume};
+use crate::{Error, InodeId, Result};
+use cairn_btree::Tree;
+use cairn_environment::clock;
+use cairn_environment::random;
+use cairn_format::{Extent, InodeItem, ItemKind, Key, SubvolumeItem, TreeId};
+
+/// What the tree of subvolumes says of one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SubvolumeInfo {
+    /// Its id.
+    pub id: u64,
+    /// Identity, random.
+    pub uuid: [u8; 16],
+    /// The subvolume in which its name stands; its own for the first one.
+    pub parent: u64,
+    /// Transaction that made it; 0 for the first one.
+    pub generation: u64,
+    /// When it was made, in nanoseconds since 1970.
+    pub created_ns: u64,
+    /// Whether a mount shows it if it is not told which.
+    pub is_default: bool,
+    /// Its directory has no name any more, and its content is being removed.
+    pub is_dying: bool,
+}
+
+impl Store {
+    /// As [`Store::begin`]; the operation may also make one subvolume, or change the item of one.
+    pub(crate) fn begin_for_subvolume(
+        &self,
+        inode: InodeId,
+        items: u64,
+        effort: Effort,
+    ) -> Result<Operation<'_>> {
+        // The tree of subvolumes may have to be made, too, with two items.
+        let nodes = || 2 + Tree::worst_case_nodes(2, self.trees.records_height());
+        self.begin_with(inode, items, 0, effort, nodes)
+    }
+
+    /// Shows the subvolume `id` at the root of later mounts.
+    pub(crate) fn set_default_subvolume(&self, id: u64) -> Result<()> {
+        self.check_writable()?;
+        {
+            let records = self.trees.lock_records();
+            let item = records.find(TreeId(id))?.ok_or(Error::NotFound)?;
+            if item.is_dying {
+                return Err(Error::NotFound);
+            }
+            records.set_default(TreeId(id));
+        }
+        self.commit()
+    }
+
+    /// The root directories of the subvolumes that have lost their names before the volume was
+    /// opened.
+    pub(crate) fn dying_subvolumes(&self) -> Result<Vec<InodeId>> {
+        let records = self.trees.all_records(&self.superblock)?;
+        let dying = records.into_iter().filter(|(_, item)| item.is_dying);
+        dying
+            .map(|(id, _)| {
+                let slot = self.trees.slot_of(id)?;
+                self.trees.open_slot(slot, |_| Ok(()))?.end();
+                Ok(InodeId::root_of(slot))
+            })
+            .collect()
+    }
+
+    /// Steps 2 and 3 for the subvolume with the root directory `root`, unless `interrupted` says
+    /// that the volume is being closed: then the next mount goes on.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]: it is to be tried again after a commit.
+    pub(crate) fn remove_subvolume(
+        &self,
+        root: InodeId,
+        interrupted: impl Fn() -> bool,
+    ) -> Result<()> {
+        let subvolume = self.trees.subvolume(root)?;
+        let mut batch = BATCH_ITEMS;
+        loop {
+            let begun = self.begin_with(root, batch as u64, 0, Effort::Removal, || 0);
+            let mut operation = match begun {
+                Err(Error::NoSpace) if batch > 1 => {
+                    batch = (batch / 4).max(1);
+                    continue;
+                }
+                begun => begun?,
+            };
+            if operation.remove_items(batch)? {
+                break;
+            }
+            if interrupted() {
+                return Ok(());
+            }
+        }
+        self.begin_for_subvolume(root, 0, Effort::Removal)?.end_subvolume(subvolume)
+    }
+
+    /// What the volume says of each subvolume, by ascending id.
+    pub(crate) fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
+        let default = self.trees.default_subvolume();
+        self.trees
+            .all_records(&self.superblock)?
+            .into_iter()
+            .map(|(id, item)| {
+                Ok(SubvolumeInfo {
+                    id: id.0,
+                    uuid: item.uuid,
+                    parent: item.parent.0,
+                    generation: item.generation.0,
+                    created_ns: item.created_ns,
+                    is_default: id == default,
+                    is_dying: item.is_dying,
+                })
+            })
+            .collect()
+    }
+}
+
+impl Operation<'_> {
+    /// Makes a subvolume with a name in `directory` and the root directory `root`; returns the id
+    /// of that. The directory is locked.
+    pub(crate) fn make_subvolume(
+        &mut self,
+        directory: InodeId,
+        root: &InodeItem,
+    ) -> Result<(TreeId, InodeId)> {
+        let store = self.store();
+        let records = store.trees.lock_records();
+        store.trees.subvolume(directory)?.check_alive()?;
+        let id = records.take_id()?;
+        let slot = store.trees.slot_of(id)?;
+        let (seconds, nanoseconds) = clock::now_wall();
+        let place = Place { subvolume: self.tree().id(), directory: directory.number() };
+        let item = SubvolumeItem {
+            parent: place.subvolume,
+            directory: place.directory,
+            generation: self.generation(),
+            created_ns: seconds.unsigned_abs() * 1_000_000_000 + u64::from(nanoseconds),
+            is_dying: false,
+            uuid: random::bytes16(),
+        };
+        self.note_unlogged_change();
+        let change = self.change();
+        records.put(&change, &store.superblock, id, &item)?;
+        let tree = records.make_tree(&change, id)?;
+        let inode = InodeId::root_of(slot);
+        let key = inode.key(ItemKind::Inode, 0);
+        tree.insert(&change, key, &root.encode())?;
+        store.inode_count.note_new(&key);
+        records.add_open(slot, tree, place);
+        Ok((id, inode))
+    }
+
+    /// The name of a subvolume stands in `directory` now.
+    pub(crate) fn place_subvolume(&mut self, root: InodeId, directory: InodeId) -> Result<()> {
+        let store = self.store();
+        let subvolume = store.trees.subvolume(root)?;
+        let records = store.trees.lock_records();
+        let item = records.get(subvolume.id)?;
+        let place = Place { subvolume: self.tree().id(), directory: directory.number() };
+        let moved = SubvolumeItem { parent: place.subvolume, directory: place.directory, ..item };
+        if moved != item {
+            self.note_unlogged_change();
+            records.put(&self.change(), &store.superblock, subvolume.id, &moved)?;
+            subvolume.set_place(place);
+        }
+        Ok(())
+    }
+
+    /// Step 1 for the subvolume with the root directory `root`.
+    ///
+    /// # Errors
+    /// [`Error::NotEmpty`] if names of other subvolumes stand in it, [`Error::Busy`] if it is the
+    /// default one or shown at the root; nothing is changed then.
+    pub(crate) fn begin_removal(&mut self, root: InodeId) -> Result<()> {
+        let store = self.store();
+        let subvolume = store.trees.subvolume(root)?;
+        let records = store.trees.lock_records();
+        subvolume.check_alive()?;
+        if subvolume.slot == 0 || subvolume.id == store.trees.default_subvolume() {
+            return Err(Error::Busy);
+        }
+        let item = records.get(subvolume.id)?;
+        if records.any_named_in(subvolume.id)? {
+            return Err(Error::NotEmpty);
+        }
+        self.note_unlogged_change();
+        let item = SubvolumeItem { is_dying: true, ..item };
+        records.put(&self.change(), &store.superblock, subvolume.id, &item)?;
+        subvolume.end();
+        Ok(())
+    }
+
+    /// Step 2: removes up to `batch` items; whether none is left.
+    pub(crate) fn remove_items(&mut self, batch: usize) -> Result<bool> {
+        let items: Vec<(Key, Vec<u8>)> = self
+            .tree()
+            .range(Key::MIN..=Key::MAX)
+            .take(batch)
+            .collect::<std::result::Result<_, _>>()?;
+        let finished = items.len() < batch;
+        for (key, value) in items {
+            let extent =
+                (key.kind == ItemKind::Extent as u8).then(|| Extent::decode(&value)).transpose()?;
+            self.delete(key)?;
+            if let Some(extent) = extent {
+                self.free(extent.range())?;
+            }
+        }
+        self.leave_unlogged();
+        Ok(finished)
+    }
+
+    /// Step 3; the tree has no items.
+    pub(crate) fn end_subvolume(&mut self, subvolume: &Subvolume) -> Result<()> {
+        let store = self.store();
+        let records: Records<'_> = store.trees.lock_records();
+        self.note_unlogged_change();
+        let change = self.change();
+        self.tree().end(&change)?;
+        records.remove(&change, subvolume.id)?;
+        records.note_ended(subvolume);
+        self.leave_unlogged();
+        Ok(())
+    }
+}

@@ -1,0 +1,89 @@
+//! Operations on subvolumes.
+use super::Volume;
+#[cfg(doc)]
+use crate::Error;
+use crate::types::{Attributes, NewInode};
+use crate::{InodeId, Result, SubvolumeInfo};
+
+/// Subvolumes: directories with inodes of their own.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # let device = Arc::new(cairn_blockdev::MemoryDevice::new(32 << 20));
+/// # cairn_engine::mkfs::mkfs(&*device, &Default::default())?;
+/// # let volume = cairn_engine::Volume::open(device, Default::default())?;
+/// use cairn_engine::{Error, FileType, NewInode, RenameMode};
+///
+/// let new = NewInode {
+///     file_type: FileType::Directory,
+///     mode: 0o755,
+///     uid: 0,
+///     gid: 0,
+///     device: 0,
+///     target: None,
+/// };
+/// let home = volume.create_subvolume(volume.root(), b"home", &new)?.inode;
+/// let file = NewInode { file_type: FileType::Regular, ..new };
+/// let notes = volume.create(home, b"notes", &file)?.inode;
+/// volume.write(notes, 0, b"in a subvolume")?;
+/// assert_eq!(volume.subvolumes()?.len(), 2);
+///
+/// // An inode belongs to one subvolume.
+/// let moved = volume.rename(home, b"notes", volume.root(), b"notes", RenameMode::Replace);
+/// assert!(matches!(moved, Err(Error::CrossDevice)));
+///
+/// volume.remove_subvolume(volume.root(), b"home")?;
+/// assert!(matches!(volume.attributes(notes), Err(Error::Stale)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+impl Volume {
+    /// Makes a subvolume: a directory with this name, mode and owner, whose inodes have numbers of
+    /// their own. Durable when this returns. Takes a reference on the directory.
+    ///
+    /// # Errors
+    /// Those of [`Volume::create`], and the failure that stopped the volume.
+    pub fn create_subvolume(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<Attributes> {
+        self.names().create_subvolume(parent, name, new)
+    }
+
+    /// Removes a subvolume with everything in it. Durable when this returns; its space comes back
+    /// later. Who uses an inode of it gets [`Error::Stale`].
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::InvalidArgument`] for what is no subvolume, [`Error::NotEmpty`]
+    /// if it holds other subvolumes, [`Error::Busy`] for the one that is shown by default or now.
+    pub fn remove_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        self.names().remove_subvolume(parent, name)
+    }
+
+    /// All subvolumes, by ascending id. A volume that never had a second one has one.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Device`].
+    pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
+        self.store().subvolumes()
+    }
+
+    /// The id of the subvolume that an inode belongs to, and whether the inode is its root
+    /// directory.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] for an id that no inode has had.
+    pub fn subvolume_of(&self, inode: InodeId) -> Result<(u64, bool)> {
+        let subvolume = self.store().trees.subvolume(inode)?;
+        Ok((subvolume.id.0, inode.is_subvolume_root()))
+    }
+
+    /// Shows the subvolume `id` at the root of later mounts. Durable when this returns.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], and the failure that stopped the volume.
+    pub fn set_default_subvolume(&self, id: u64) -> Result<()> {
+        self.store().set_default_subvolume(id)
+    }
+}

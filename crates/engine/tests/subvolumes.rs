@@ -1,0 +1,208 @@
+//! Subvolumes: inodes of their own, names like directories, removal in the background, and what a
+//! crash at each point leaves.
+use cairn_blockdev::{BlockDevice, MemoryDevice};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::{
+    Error, FileType, FsyncKind, InodeId, NewInode, RenameMode, Volume, VolumeOptions,
+};
+use std::sync::Arc;
+
+const DIRECTORY: NewInode<'_> = NewInode {
+    file_type: FileType::Directory,
+    mode: 0o755,
+    uid: 0,
+    gid: 0,
+    device: 0,
+    target: None,
+};
+const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o644, ..DIRECTORY };
+
+fn device() -> Arc<MemoryDevice> {
+    let device = Arc::new(MemoryDevice::new(64 << 20));
+    mkfs(&*device, &MkfsOptions::default()).unwrap();
+    device
+}
+
+fn open(device: &Arc<MemoryDevice>, subvolume: Option<u64>) -> Volume {
+    let options = VolumeOptions { subvolume, background: false, ..VolumeOptions::default() };
+    Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).unwrap()
+}
+
+fn put(volume: &Volume, directory: InodeId, name: &[u8], content: &[u8]) -> InodeId {
+    let inode = volume.create(directory, name, &FILE).unwrap().inode;
+    volume.write(inode, 0, content).unwrap();
+    inode
+}
+
+fn get(volume: &Volume, directory: InodeId, name: &[u8]) -> Result<Vec<u8>, Error> {
+    let inode = volume.lookup(directory, name)?.inode;
+    let mut content = Vec::new();
+    volume.read(inode, 0, 1 << 20, &mut content)?;
+    volume.forget(inode, 1);
+    Ok(content)
+}
+
+fn used(volume: &Volume) -> u64 {
+    volume.commit().unwrap();
+    let space = volume.space();
+    space.total_blocks - space.free_blocks
+}
+
+#[test]
+fn a_subvolume_is_a_directory_with_inodes_of_its_own() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let made = volume.create_subvolume(root, b"sub", &DIRECTORY).unwrap();
+    assert_eq!((made.file_type, made.links, made.mode & 0o777), (FileType::Directory, 2, 0o755));
+    assert_eq!(volume.attributes(root).unwrap().links, 3);
+    assert!(matches!(volume.create_subvolume(root, b"sub", &DIRECTORY), Err(Error::Exists)));
+    put(&volume, made.inode, b"inside", b"of the subvolume");
+    let nested = volume.create(made.inode, b"directory", &DIRECTORY).unwrap().inode;
+    put(&volume, nested, b"deep", b"deeper");
+    let inner = volume.create_subvolume(nested, b"inner", &DIRECTORY).unwrap().inode;
+    put(&volume, inner, b"innermost", b"third tree");
+    assert_eq!(volume.parent(inner).unwrap(), nested);
+    assert_eq!(volume.parent(made.inode).unwrap(), root);
+    let infos = volume.subvolumes().unwrap();
+    let told: Vec<_> =
+        infos.iter().map(|info| (info.id, info.parent, info.is_default, info.is_dying)).collect();
+    assert_eq!(told, [(256, 256, true, false), (257, 256, false, false), (258, 257, false, false)]);
+    assert_eq!(volume.subvolume_of(inner).unwrap(), (258, true));
+    volume.close().unwrap();
+
+    let volume = open(&device, None);
+    let sub = volume.lookup(volume.root(), b"sub").unwrap().inode;
+    let nested = volume.lookup(sub, b"directory").unwrap().inode;
+    let inner = volume.lookup(nested, b"inner").unwrap().inode;
+    assert_eq!(get(&volume, sub, b"inside").unwrap(), b"of the subvolume");
+    assert_eq!(get(&volume, inner, b"innermost").unwrap(), b"third tree");
+    assert_eq!(volume.parent(inner).unwrap(), nested);
+    let mut names = Vec::new();
+    volume
+        .read_directory_plus(nested, 0, &mut |item, attributes| {
+            names.push((item.name.to_vec(), item.inode == attributes.inode, item.file_type));
+            true
+        })
+        .unwrap();
+    names.sort_by(|one, other| one.0.cmp(&other.0));
+    assert_eq!(
+        names,
+        [
+            (b"deep".to_vec(), true, FileType::Regular),
+            (b"inner".to_vec(), true, FileType::Directory)
+        ]
+    );
+    volume.close().unwrap();
+
+    // Shown at the root, it has no way up, and its inodes are the same.
+    let volume = open(&device, Some(257));
+    assert_eq!(get(&volume, volume.root(), b"inside").unwrap(), b"of the subvolume");
+    assert_eq!(volume.parent(volume.root()).unwrap(), volume.root());
+    volume.set_default_subvolume(257).unwrap();
+    assert!(matches!(volume.set_default_subvolume(900), Err(Error::NotFound)));
+    volume.close().unwrap();
+    let volume = open(&device, None);
+    assert_eq!(get(&volume, volume.root(), b"inside").unwrap(), b"of the subvolume");
+    let missing = Volume::open(
+        Arc::clone(&device) as Arc<dyn BlockDevice>,
+        VolumeOptions { subvolume: Some(300), ..VolumeOptions::default() },
+    );
+    assert!(matches!(missing, Err(Error::NoSubvolume(300))));
+}
+
+#[test]
+fn names_of_subvolumes_move_within_their_subvolume_only() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let sub = volume.create_subvolume(root, b"sub", &DIRECTORY).unwrap().inode;
+    let other = volume.create_subvolume(root, b"other", &DIRECTORY).unwrap().inode;
+    let folder = volume.create(root, b"folder", &DIRECTORY).unwrap().inode;
+    let file = put(&volume, sub, b"file", b"content");
+    let rename = |from: InodeId, name: &[u8], to: InodeId, new: &[u8], mode| {
+        volume.rename(from, name, to, new, mode)
+    };
+    use RenameMode::{Exchange, Replace};
+    assert!(matches!(rename(sub, b"file", root, b"file", Replace), Err(Error::CrossDevice)));
+    assert!(matches!(rename(root, b"other", sub, b"other", Replace), Err(Error::CrossDevice)));
+    assert!(matches!(rename(root, b"other", root, b"folder", Exchange), Err(Error::CrossDevice)));
+    assert!(matches!(rename(root, b"folder", root, b"other", Replace), Err(Error::NotEmpty)));
+    assert!(matches!(volume.link(file, root, b"link"), Err(Error::CrossDevice)));
+    rename(root, b"other", folder, b"moved", Replace).unwrap();
+    assert_eq!(volume.parent(other).unwrap(), folder);
+    assert_eq!(volume.attributes(root).unwrap().links, 4);
+    assert_eq!(volume.attributes(folder).unwrap().links, 3);
+    // Over an empty directory, as a directory.
+    volume.create(root, b"empty", &DIRECTORY).unwrap();
+    rename(folder, b"moved", root, b"empty", Replace).unwrap();
+    volume.fsync_blocking(root, FsyncKind::Full).unwrap();
+    drop(volume);
+    let volume = open(&device, None);
+    let moved = volume.lookup(volume.root(), b"empty").unwrap().inode;
+    assert_eq!(volume.parent(moved).unwrap(), volume.root());
+    assert_eq!(volume.subvolume_of(moved).unwrap(), (258, true));
+}
+
+#[test]
+fn what_a_removed_subvolume_held_is_free_again() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    // The tree of subvolumes stays.
+    volume.create_subvolume(root, b"first", &DIRECTORY).unwrap();
+    volume.remove_subvolume(root, b"first").unwrap();
+    let before = used(&volume);
+    let inodes = volume.space().inodes;
+    let sub = volume.create_subvolume(root, b"sub", &DIRECTORY).unwrap().inode;
+    for index in 0..300_u32 {
+        put(&volume, sub, format!("file-{index}").as_bytes(), &[7; 9000]);
+    }
+    volume.sync().unwrap();
+    let open_file = put(&volume, sub, b"open", b"dirty");
+    assert!(used(&volume) > before + 600);
+    let inner = volume.create_subvolume(sub, b"inner", &DIRECTORY).unwrap().inode;
+    assert!(matches!(volume.remove_subvolume(root, b"sub"), Err(Error::NotEmpty)));
+    volume.remove_directory(sub, b"inner").unwrap();
+    assert!(matches!(volume.attributes(inner), Err(Error::Stale)));
+    assert!(matches!(volume.remove_directory(root, b"sub"), Err(Error::NotEmpty)));
+    assert!(matches!(volume.unlink(root, b"sub"), Err(Error::IsDirectory)));
+    volume.remove_subvolume(root, b"sub").unwrap();
+    assert!(matches!(volume.lookup(root, b"sub"), Err(Error::NotFound)));
+    assert!(matches!(volume.write(open_file, 0, b"late"), Err(Error::Stale)));
+    assert!(matches!(volume.create(sub, b"late", &FILE), Err(Error::Stale)));
+    volume.sync().unwrap();
+    assert_eq!((used(&volume), volume.space().inodes), (before, inodes));
+    assert_eq!(volume.attributes(root).unwrap().links, 2);
+    assert_eq!(volume.subvolumes().unwrap().len(), 1);
+    volume.forget(open_file, 1);
+    volume.close().unwrap();
+}
+
+#[test]
+fn the_default_subvolume_can_not_be_removed() {
+    let device = device();
+    let volume = open(&device, None);
+    volume.create_subvolume(volume.root(), b"sub", &DIRECTORY).unwrap();
+    volume.set_default_subvolume(257).unwrap();
+    assert!(matches!(volume.remove_subvolume(volume.root(), b"sub"), Err(Error::Busy)));
+    volume.set_default_subvolume(256).unwrap();
+    volume.remove_subvolume(volume.root(), b"sub").unwrap();
+}
+
+#[test]
+fn an_fsync_in_a_subvolume_that_no_superblock_has_is_durable() {
+    let device = device();
+    let volume = open(&device, None);
+    let sub = volume.create_subvolume(volume.root(), b"sub", &DIRECTORY).unwrap().inode;
+    let file = put(&volume, sub, b"file", b"synced");
+    volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+    let beside = put(&volume, volume.root(), b"beside", b"synced, too");
+    volume.fsync_blocking(beside, FsyncKind::Full).unwrap();
+    // As a crash.
+    drop(volume);
+    let volume = open(&device, None);
+    let sub = volume.lookup(volume.root(), b"sub").unwrap().inode;
+    assert_eq!(get(&volume, sub, b"file").unwrap(), b"synced");
+    assert_eq!(get(&volume, volume.root(), b"beside").unwrap(), b"synced, too");
+}
