@@ -347,7 +347,7 @@ fn check_superblock(
     // If the log has changes, or items can't be read, the number of inodes is not that of the
     // trees alone.
     let known = checker.superblock.inodes > 0
-        && checker.overlay.is_empty()
+        && checker.log_is_empty()
         && !checker.has_errors(PassId::Items);
     let inodes = if known { checker.report.statistics.inodes } else { checker.superblock.inodes };
     let right = Superblock {

@@ -1,30 +1,46 @@
 //! The state that the passes share: results of one pass for the next.
 use crate::block_set::BlockSet;
-use crate::names::{InodeFacts, NameFacts};
-use crate::overlay::Overlay;
+use crate::file_tree::FileTree;
+use crate::overlay::Counters;
 use crate::reader::Reader;
 use crate::report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics};
 use crate::superblocks::Superblocks;
 use crate::{CheckOptions, FsckError};
 use cairn_blockdev::BlockDevice;
-use cairn_format::{BLOCK_SIZE, BlockNumber, Generation, Key, NodePointer, Superblock};
-use std::collections::{HashMap, HashSet};
+use cairn_format::{
+    BLOCK_SIZE, BlockNumber, Generation, Key, NodePointer, SubvolumeItem, Superblock, TREE_FILES,
+    TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
+};
+use std::collections::{BTreeMap, HashSet};
 
 /// A node that the walk through the trees could not use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LostNode {
-    /// Keys of the file tree that the node, or the nodes below it, may have held: from the first to
-    /// below the second.
+    /// Its tree. Below a lost node of the root tree there may have been any tree.
+    pub(crate) tree: TreeId,
+    /// Keys that the node, or the nodes below it, may have held: from the first to below the
+    /// second.
     pub(crate) keys: (Key, Option<Key>),
     /// Generation of the node that points to it; 0 below the superblock and the root tree.
     pub(crate) parent_generation: Generation,
     /// Where the node should be, if a pointer names that.
     pub(crate) block: Option<BlockNumber>,
-    /// The pointer to it, if it is a node of the file tree.
+    /// The pointer to it, unless it is a node of the root tree, or nothing points to the tree.
     pub(crate) pointer: Option<NodePointer>,
 }
 
 impl LostNode {
+    /// A whole tree to which nothing points.
+    pub(crate) fn whole(tree: TreeId) -> Self {
+        let (keys, parent_generation) = ((Key::MIN, None), Generation(0));
+        Self { tree, keys, parent_generation, block: None, pointer: None }
+    }
+
+    /// Whether items of `tree` may have been in it.
+    pub(crate) fn concerns(&self, tree: TreeId) -> bool {
+        self.tree == tree || self.tree == TREE_ROOTS
+    }
+
     /// The pointer, if the node was a leaf; its items have no other copy.
     pub(crate) fn leaf(&self) -> Option<NodePointer> {
         self.pointer.filter(|pointer| pointer.level == 0)
@@ -54,24 +70,18 @@ pub(crate) struct Checker<'a> {
     /// Whether an error was found that only new trees repair.
     pub(crate) needs_rebuild: bool,
 
-    /// From pass `Log`: the changes of the replayable checkpoints.
-    pub(crate) overlay: Overlay,
-    /// From pass `Trees`: valid leaves of the file tree, in key order.
-    pub(crate) leaves: Vec<BlockNumber>,
-    /// From pass `Trees`: for each of them, a key that none of its keys is below.
-    pub(crate) leaf_bounds: Vec<Key>,
+    /// From pass `Log`: the counters after replay.
+    pub(crate) counters: Counters,
+    /// The trees of files, that of the first subvolume always among them.
+    pub(crate) trees: BTreeMap<TreeId, FileTree>,
+    /// From pass `Trees`: the items of the subvolumes.
+    pub(crate) subvolumes: BTreeMap<TreeId, SubvolumeItem>,
     /// From pass `Trees`: blocks that the superblock's trees refer to.
     pub(crate) referenced: BlockSet,
-    /// From pass `Trees`: extents, in those trees, of the inodes whose extents the log changes.
-    pub(crate) earlier_extents: HashMap<u64, Vec<(u64, u64)>>,
     /// From pass `Trees`: nodes that could not be used, with the keys that they may have held.
     pub(crate) lost_nodes: Vec<LostNode>,
     /// From pass `Trees`: nodes that are referred to but differ from what their parent expects.
     pub(crate) doubtful_nodes: HashSet<u64>,
-    /// From pass `Items`: inodes, ascending.
-    pub(crate) inodes: Vec<InodeFacts>,
-    /// From pass `Items`: directory entries.
-    pub(crate) names: Vec<NameFacts>,
 }
 
 impl<'a> Checker<'a> {
@@ -106,21 +116,18 @@ impl<'a> Checker<'a> {
         Self {
             options,
             reader,
-            overlay: Overlay::new(&superblock),
+            counters: Counters::new(&superblock),
+            trees: BTreeMap::from([(TREE_FILES, FileTree::new(TREE_FILES))]),
+            subvolumes: BTreeMap::new(),
             superblock,
             superblocks,
             report,
             progress,
             erroneous: Vec::new(),
             needs_rebuild: false,
-            leaves: Vec::new(),
-            leaf_bounds: Vec::new(),
             referenced: BlockSet::new(reader.blocks_present()),
-            earlier_extents: HashMap::new(),
             lost_nodes: Vec::new(),
             doubtful_nodes: HashSet::new(),
-            inodes: Vec::new(),
-            names: Vec::new(),
         }
     }
 
@@ -184,8 +191,29 @@ impl<'a> Checker<'a> {
         self.erroneous.contains(&pass)
     }
 
-    /// Takes the log's changes for the duration of a walk; the walk puts them back.
-    pub(crate) fn take_overlay(&mut self) -> Overlay {
-        std::mem::replace(&mut self.overlay, Overlay::new(&self.superblock))
+    /// The tree of files with this id.
+    pub(crate) fn tree(&mut self, id: TreeId) -> &mut FileTree {
+        self.trees.entry(id).or_insert_with(|| FileTree::new(id))
+    }
+
+    /// Whether a volume with these features may have a tree of files with this id.
+    pub(crate) fn may_have_files_in(&self, tree: TreeId) -> bool {
+        tree == TREE_FILES || (self.superblock.features.has_subvolumes() && tree.holds_files())
+    }
+
+    /// Whether a volume with these features may have a tree with this id besides the root tree.
+    pub(crate) fn has_items_in(&self, tree: TreeId) -> bool {
+        let has_subvolumes = self.superblock.features.has_subvolumes();
+        self.may_have_files_in(tree) || (has_subvolumes && tree == TREE_SUBVOLUMES)
+    }
+
+    /// Whether replay changes nothing.
+    pub(crate) fn log_is_empty(&self) -> bool {
+        self.trees.values().all(|tree| tree.changes.items.is_empty())
+    }
+
+    /// Takes the trees for the duration of a walk, which adds findings; the walk puts them back.
+    pub(crate) fn take_trees(&mut self) -> BTreeMap<TreeId, FileTree> {
+        std::mem::take(&mut self.trees)
     }
 }

@@ -5,9 +5,13 @@
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
+use crate::object::ObjectId;
 use crate::reader::read_data;
 use crate::report::{Finding, PassId, Severity, Structure};
-use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, ItemKind, checksum};
+use cairn_format::{
+    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, InodeNumber, ItemKind, TREE_FILES,
+    TreeId, checksum,
+};
 
 /// Checksums held at once: those of 16 GiB of data, 16 MiB of memory.
 const CHECKSUMS_MAX: usize = 4 << 20;
@@ -18,26 +22,31 @@ const READ_BLOCKS_MAX: u64 = 1024;
 struct ExtentToVerify {
     start: u64,
     blocks: u64,
-    inode: u64,
+    object: ObjectId,
     file_block: u64,
     checksums_at: usize,
 }
 
 struct DataPass<'c, 'a> {
     checker: &'c mut Checker<'a>,
+    /// The tree that is being visited.
+    tree: TreeId,
     pieces: Vec<ExtentToVerify>,
     checksums: Vec<u32>,
 }
 
 /// Runs the pass.
 pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
-    let (leaves, overlay) = (std::mem::take(&mut checker.leaves), checker.take_overlay());
+    let trees = checker.take_trees();
     let reader = checker.reader;
-    let mut pass = DataPass { checker, pieces: Vec::new(), checksums: Vec::new() };
-    let visited = visit(&reader, &leaves, &overlay, &mut pass);
+    let mut pass =
+        DataPass { checker, tree: TREE_FILES, pieces: Vec::new(), checksums: Vec::new() };
+    let visited = trees.values().try_for_each(|tree| {
+        pass.tree = tree.id;
+        visit(&reader, tree, &mut pass)
+    });
     pass.verify_batch();
-    checker.leaves = leaves;
-    checker.overlay = overlay;
+    checker.trees = trees;
     visited
 }
 
@@ -54,7 +63,7 @@ impl Visitor for DataPass<'_, '_> {
         self.pieces.push(ExtentToVerify {
             start: extent.start.0,
             blocks: extent.blocks,
-            inode: item.key.inode,
+            object: ObjectId { subvolume: self.tree, inode: InodeNumber(item.key.inode) },
             file_block: item.key.offset,
             checksums_at: self.checksums.len(),
         });
@@ -132,7 +141,7 @@ impl DataPass<'_, '_> {
     fn found(&mut self, piece: &ExtentToVerify, index: u64, problem: String) {
         let problem = format!("file block {}: {problem}", piece.file_block + index);
         let finding = Finding::new(PassId::Data, Severity::Error, Structure::Data, problem);
-        self.checker.found(finding.at(piece.start + index).of(piece.inode));
+        self.checker.found(finding.at(piece.start + index).of(piece.object));
     }
 }
 

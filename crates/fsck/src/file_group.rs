@@ -2,10 +2,10 @@
 //!
 //! Each function takes one item and returns its problem; [`FileGroup::finish`] returns the problems
 //! of the whole inode. There is no I/O here and no finding: `items` makes the findings.
-use crate::names::{InodeFacts, NameFacts};
+use crate::names::InodeFacts;
 use cairn_format::{
-    DirectoryEntry, Extent, ExtentKind, FileType, Generation, InodeItem, Key, OrphanKind,
-    SYMLINK_PART_BYTES, XATTR_INLINE_BYTES_MAX, XattrItem, blocks_for_bytes, hash_name,
+    DirectoryEntry, EntryTarget, Extent, ExtentKind, FileType, Generation, InodeItem, Key,
+    OrphanKind, SYMLINK_PART_BYTES, XATTR_INLINE_BYTES_MAX, XattrItem, blocks_for_bytes, hash_name,
     name_slot_range,
 };
 use std::collections::BTreeMap;
@@ -116,20 +116,20 @@ impl FileGroup {
         require(!without_data || item.size == 0, || format!("size {} on a special file", item.size))
     }
 
-    /// A directory entry.
-    pub(crate) fn directory_entry(&mut self, key: Key, value: &[u8]) -> Result<NameFacts, String> {
+    /// A directory entry. Returns what it names.
+    pub(crate) fn directory_entry(
+        &mut self,
+        key: Key,
+        value: &[u8],
+    ) -> Result<EntryTarget, String> {
         let entry = DirectoryEntry::decode(value).map_err(|error| error.problem)?;
         self.entries += 1;
         self.names_bytes += entry.name.len() as u64;
-        self.subdirectories += u64::from(entry.file_type == FileType::Directory);
+        self.subdirectories += u64::from(entry.target.file_type() == FileType::Directory);
         self.name(key, &entry.name)?;
         require(entry.name != b"." && entry.name != b"..", || "an entry named . or ..".into())?;
         self.file_type_is(FileType::Directory, "a directory entry")?;
-        Ok(NameFacts {
-            child: entry.inode.0,
-            directory: self.inode,
-            file_type: entry.file_type as u8,
-        })
+        Ok(entry.target)
     }
 
     /// A name must be in one of its hash's slots, and only once.

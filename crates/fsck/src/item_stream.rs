@@ -1,6 +1,7 @@
-//! The items of the file tree after replay, in key order: the leaves merged with the log.
+//! The items of a tree of files after replay, in key order: its leaves merged with the log.
 use crate::FsckError;
-use crate::overlay::{ItemChange, Overlay};
+use crate::file_tree::FileTree;
+use crate::overlay::ItemChange;
 use crate::reader::{NODES_PER_READ, Reader};
 use cairn_format::{BlockNumber, Key};
 use std::iter::Peekable;
@@ -26,21 +27,20 @@ pub(crate) struct Item<'i> {
 pub(crate) trait Visitor {
     /// The next item.
     fn item(&mut self, item: Item<'_>) -> Result<(), FsckError>;
-    /// `done` leaves are finished.
+    /// `done` leaves of the tree are finished.
     fn leaves_done(&mut self, done: u64);
 }
 
-/// Passes all items to `visitor`. `leaves` are those that pass `Trees` accepted, so their keys
-/// ascend.
+/// Passes all items of `tree` to `visitor`. Its leaves are those that pass `Trees` accepted, so
+/// their keys ascend.
 pub(crate) fn visit(
     reader: &Reader<'_>,
-    leaves: &[BlockNumber],
-    overlay: &Overlay,
+    tree: &FileTree,
     visitor: &mut impl Visitor,
 ) -> Result<(), FsckError> {
-    let mut changes = overlay.changes.iter().peekable();
+    let mut changes = tree.changes.items.iter().peekable();
     let mut done = 0;
-    for chunk in leaves.chunks(NODES_PER_READ) {
+    for chunk in tree.leaves.chunks(NODES_PER_READ) {
         for (&block, node) in chunk.iter().zip(reader.nodes(chunk)) {
             let node = node.map_err(|_| FsckError::Changed { block: block.0 })?;
             for (key, value) in node.items() {

@@ -1,51 +1,69 @@
-//! Pass `Items`: each item of the file tree after replay, and the items of each inode against each
+//! Pass `Items`: each item of the trees of files after replay, and the items of each inode against each
 //! other.
 use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::file_group::{FileGroup, GroupRules};
+use crate::file_tree::{FileTree, SubvolumeName};
 use crate::item_stream::{Item, ItemOrigin, Visitor, visit};
+use crate::names::{InodeFacts, NameFacts, find_inode};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_format::{
-    Extent, ExtentKind, FileType, INODE_FIRST, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT,
-    ItemKind, OrphanKind, decode_orphan,
+    EntryTarget, Extent, ExtentKind, FileType, INODE_FIRST, INODE_NUMBER_END, INODE_ORPHANS,
+    INODE_ROOT, ItemKind, OrphanKind, decode_orphan,
 };
 use std::collections::BTreeMap;
 
 /// Runs the pass.
 pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
-    let (leaves, overlay) = (std::mem::take(&mut checker.leaves), checker.take_overlay());
     let reader = checker.reader;
-    let mut pass = ItemsPass {
-        rules: GroupRules {
-            hash_seed: checker.superblock.hash_seed,
-            generation_max: overlay.generation_max,
-        },
-        next_inode: overlay.next_inode,
-        leaves: leaves.len() as u64,
-        after_replay: (!overlay.is_empty()).then(|| BlockSet::new(reader.blocks_present())),
-        group: None,
-        orphans: BTreeMap::new(),
-        checker,
-    };
-    let visited = visit(&reader, &leaves, &overlay, &mut pass);
-    pass.finish_group();
-    pass.finish();
-    checker.leaves = leaves;
-    checker.overlay = overlay;
-    visited
+    let changed = !checker.log_is_empty();
+    let mut after_replay = changed.then(|| BlockSet::new(reader.blocks_present()));
+    let mut trees = checker.take_trees();
+    let leaves_all = trees.values().map(|tree| tree.leaves.len() as u64).sum();
+    let mut leaves_done = 0;
+    for tree in trees.values_mut() {
+        let mut pass = ItemsPass {
+            rules: GroupRules {
+                hash_seed: checker.superblock.hash_seed,
+                generation_max: checker.counters.generation_max,
+            },
+            leaves: (leaves_done, leaves_all),
+            after_replay: &mut after_replay,
+            group: None,
+            orphans: BTreeMap::new(),
+            inodes: Vec::new(),
+            names: Vec::new(),
+            subvolume_names: Vec::new(),
+            checker,
+            tree,
+        };
+        visit(&reader, pass.tree, &mut pass)?;
+        pass.finish_group();
+        pass.finish();
+        let ItemsPass { inodes, names, subvolume_names, .. } = pass;
+        (tree.inodes, tree.names, tree.subvolume_names) = (inodes, names, subvolume_names);
+        leaves_done += tree.leaves.len() as u64;
+    }
+    checker.trees = trees;
+    Ok(())
 }
 
+/// The pass within one tree.
 struct ItemsPass<'c, 'a> {
     checker: &'c mut Checker<'a>,
+    tree: &'c FileTree,
     rules: GroupRules,
-    next_inode: u64,
-    leaves: u64,
+    /// Leaves of the trees before this one, and of all.
+    leaves: (u64, u64),
     /// Blocks of all extents after replay, if the superblock's trees refer to other ones.
-    after_replay: Option<BlockSet>,
+    after_replay: &'c mut Option<BlockSet>,
     group: Option<FileGroup>,
     /// Orphan items. They precede their inodes, except the root directory.
     orphans: BTreeMap<u64, OrphanKind>,
+    inodes: Vec<InodeFacts>,
+    names: Vec<NameFacts>,
+    subvolume_names: Vec<SubvolumeName>,
 }
 
 impl Visitor for ItemsPass<'_, '_> {
@@ -53,12 +71,13 @@ impl Visitor for ItemsPass<'_, '_> {
         self.checker.report.statistics.items += 1;
         if self.group.as_ref().is_none_or(|group| group.inode != item.key.inode) {
             self.finish_group();
-            self.group = Some(FileGroup::new(
-                item.key.inode,
-                self.rules,
-                self.orphans.get(&item.key.inode).copied(),
-            ));
             self.begin_group(&item);
+            // The orphan item of an inode of a dying subvolume may be gone.
+            let orphan = match self.tree.is_dying {
+                true => Some(OrphanKind::Remove),
+                false => self.orphans.get(&item.key.inode).copied(),
+            };
+            self.group = Some(FileGroup::new(item.key.inode, self.rules, orphan));
         }
         if let Err(problem) = self.one_item(&item) {
             self.item_problem(&item, problem);
@@ -67,7 +86,8 @@ impl Visitor for ItemsPass<'_, '_> {
     }
 
     fn leaves_done(&mut self, done: u64) {
-        self.checker.progress(PassId::Items, done, self.leaves);
+        let (before, all) = self.leaves;
+        self.checker.progress(PassId::Items, before + done, all);
     }
 }
 
@@ -87,7 +107,7 @@ impl ItemsPass<'_, '_> {
                 Finding::new(PassId::Items, Severity::Error, Structure::Item, problem)
             }
         };
-        self.checker.found(finding.of(item.key.inode));
+        self.checker.found(finding.of(self.tree.object(item.key.inode)));
     }
 
     /// Checks that the inode may exist, and that it does: its inode item comes first.
@@ -98,16 +118,17 @@ impl ItemsPass<'_, '_> {
         }
         if inode != INODE_ROOT.0 && inode < INODE_FIRST {
             self.item_problem(item, "the inode number is a reserved one");
-        } else if inode >= self.next_inode.min(INODE_NUMBER_END) {
+        } else if inode >= self.checker.counters.next_inode.min(INODE_NUMBER_END) {
+            let next = self.checker.counters.next_inode;
             self.item_problem(
                 item,
-                format!(
-                    "the inode number was never allocated: the next one is {}",
-                    self.next_inode
-                ),
+                format!("the inode number was never allocated: the next one is {next}"),
             );
         }
-        if item.key.kind != ItemKind::Inode as u8 {
+        // What is left of a dying subvolume may begin in the middle of an inode.
+        let may_begin_here =
+            self.tree.is_dying && self.inodes.is_empty() && self.orphans.is_empty();
+        if item.key.kind != ItemKind::Inode as u8 && !may_begin_here {
             self.item_problem(item, "an item of an inode that does not exist");
         }
     }
@@ -117,7 +138,7 @@ impl ItemsPass<'_, '_> {
             return Err("an item of unknown kind".into());
         };
         if (kind == ItemKind::Orphan) != (item.key.inode == INODE_ORPHANS.0)
-            || kind == ItemKind::Root
+            || matches!(kind, ItemKind::Root | ItemKind::Subvolume)
         {
             return Err("an item of this kind does not belong here".into());
         }
@@ -126,7 +147,8 @@ impl ItemsPass<'_, '_> {
         match kind {
             ItemKind::Inode => group.attributes(key, value),
             ItemKind::DirectoryEntry => {
-                group.directory_entry(key, value).map(|name| self.checker.names.push(name))
+                let target = group.directory_entry(key, value)?;
+                self.name(key.inode, target)
             }
             ItemKind::Xattr => group.xattr(key, value),
             ItemKind::XattrPart => group.xattr_part(key, value),
@@ -144,7 +166,27 @@ impl ItemsPass<'_, '_> {
                 self.orphans.insert(key.offset, orphan);
                 Ok(())
             }
-            ItemKind::Root => Ok(()),
+            ItemKind::Root | ItemKind::Subvolume => Ok(()),
+        }
+    }
+
+    /// Keeps an entry for pass `Namespace`.
+    fn name(&mut self, directory: u64, target: EntryTarget) -> Result<(), String> {
+        match target {
+            EntryTarget::Inode(inode, file_type) => {
+                let (child, file_type) = (inode.0, file_type as u8);
+                self.names.push(NameFacts { child, directory, file_type });
+                Ok(())
+            }
+            EntryTarget::Subvolume(subvolume)
+                if self.checker.superblock.features.has_subvolumes() =>
+            {
+                self.subvolume_names.push(SubvolumeName { subvolume, directory });
+                Ok(())
+            }
+            EntryTarget::Subvolume(subvolume) => {
+                Err(format!("an entry names subvolume {subvolume}, but the volume has none"))
+            }
         }
     }
 
@@ -173,7 +215,7 @@ impl ItemsPass<'_, '_> {
         }
         if matches!(item.origin, ItemOrigin::Log(_)) {
             let earlier =
-                self.checker.earlier_extents.get(&item.key.inode).map_or(&[][..], Vec::as_slice);
+                self.tree.earlier_extents.get(&item.key.inode).map_or(&[][..], Vec::as_slice);
             let own = |block| earlier.iter().any(|&(start, end)| (start..end).contains(&block));
             if let Some(block) =
                 range.range().find(|&block| self.checker.referenced.contains(block) && !own(block))
@@ -190,21 +232,26 @@ impl ItemsPass<'_, '_> {
         let Some(group) = self.group.take() else { return };
         let (problems, facts) = group.finish();
         for problem in problems {
-            self.checker.found(inode_finding(group.inode, problem));
+            self.inode_finding(group.inode, problem);
         }
         let Some(facts) = facts else { return };
         let statistics = &mut self.checker.report.statistics;
         statistics.inodes += 1;
         statistics.files += u64::from(facts.file_type == FileType::Regular);
         statistics.directories += u64::from(facts.file_type == FileType::Directory);
-        self.checker.inodes.push(facts);
+        self.inodes.push(facts);
+    }
+
+    fn inode_finding(&mut self, inode: u64, problem: impl Into<String>) {
+        let finding = Finding::new(PassId::Items, Severity::Error, Structure::Inode, problem);
+        self.checker.found(finding.of(self.tree.object(inode)));
     }
 
     /// The inode of each orphan item must exist.
     fn finish(&mut self) {
-        self.checker.report.statistics.orphans = self.orphans.len() as u64;
-        for (&inode, &orphan) in &self.orphans {
-            let problem = match crate::names::find_inode(&self.checker.inodes, inode) {
+        self.checker.report.statistics.orphans += self.orphans.len() as u64;
+        for (inode, orphan) in std::mem::take(&mut self.orphans) {
+            let problem = match find_inode(&self.inodes, inode) {
                 None => "has an orphan item but does not exist",
                 Some(facts)
                     if orphan == OrphanKind::Truncate && facts.file_type != FileType::Regular =>
@@ -213,11 +260,7 @@ impl ItemsPass<'_, '_> {
                 }
                 Some(_) => continue,
             };
-            self.checker.found(inode_finding(inode, problem));
+            self.inode_finding(inode, problem);
         }
     }
-}
-
-fn inode_finding(inode: u64, problem: impl Into<String>) -> Finding {
-    Finding::new(PassId::Items, Severity::Error, Structure::Inode, problem).of(inode)
 }

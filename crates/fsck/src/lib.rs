@@ -31,24 +31,29 @@ mod data;
 pub mod dump;
 pub mod extract;
 mod file_group;
+mod file_tree;
 mod item_stream;
 mod items;
 mod log;
 mod names;
 mod namespace;
+mod object;
 mod overlay;
 mod passes;
 mod paths;
+mod readable_tree;
 mod reader;
 mod repair;
 mod report;
 mod second_try;
+mod subvolumes;
 mod superblocks;
 mod tree_reader;
 mod trees;
 mod walk;
 
 pub use extract::extract;
+pub use object::ObjectId;
 pub use report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics, Structure};
 pub use tree_reader::{Piece, TreeReader, Xattrs};
 pub use walk::{Entry, LOST_AND_FOUND, Step, Walk, shown_path};
@@ -131,13 +136,8 @@ pub fn check_accepting(
     let is_given_up = |finding: &&Finding| {
         finding.is_lost_data() && finding.path.as_ref().is_some_and(|path| given_up.contains(path))
     };
-    let given_up: BTreeSet<u64> = checker
-        .report
-        .findings
-        .iter()
-        .filter(is_given_up)
-        .filter_map(|finding| finding.inode)
-        .collect();
+    let given_up: BTreeSet<ObjectId> =
+        checker.report.findings.iter().filter(is_given_up).filter_map(Finding::object).collect();
     if !checker.needs_rebuild && given_up.is_empty() {
         drop(checker);
         return Ok(run(device, *options, progress)?.report);

@@ -6,12 +6,13 @@
 //! than the one found.
 use crate::FsckError;
 use crate::checker::Checker;
+use crate::object::ObjectId;
 use crate::reader::{Reader, read_data};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_blockdev::DeviceError;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointHeader, EntryFlags,
-    Extent, HEADER_BYTES, ItemKind, Superblock, TREE_FILES, checksum,
+    BLOCK_SIZE, BlockNumber, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, CheckpointHeader,
+    EntryFlags, Extent, HEADER_BYTES, InodeNumber, ItemKind, Superblock, checksum,
 };
 
 /// Blocks of the ring per read of the search.
@@ -362,16 +363,21 @@ fn verify_new_data(checker: &mut Checker<'_>, chain: &mut Chain) -> Result<(), F
     let (link, severity) =
         (&chain.links[index], if lost.impossible { Severity::Error } else { Severity::Note });
     let problem = format!("checkpoint {} is not replayed: {}", link.header.sequence, lost.problem);
-    checker.found(finding(severity, link.ring_block, problem).of(lost.inode));
+    checker.found(finding(severity, link.ring_block, problem).of(lost.object));
     chain.links.truncate(index);
     Ok(())
 }
 
 struct LostData {
-    inode: u64,
+    object: ObjectId,
     problem: String,
     /// Whether no crash can leave this.
     impossible: bool,
+}
+
+/// The object whose item `entry` changes.
+fn object_of(entry: &CheckpointEntry<'_>) -> ObjectId {
+    ObjectId { subvolume: entry.tree, inode: InodeNumber(entry.key.inode) }
 }
 
 /// The first extent of `checkpoint` whose data can't be accepted.
@@ -382,8 +388,8 @@ fn lost_data(reader: &Reader<'_>, checkpoint: &Checkpoint) -> Option<LostData> {
         if !verified || entry.key.kind != ItemKind::Extent as u8 {
             continue;
         }
-        let lost =
-            |problem, impossible| Some(LostData { inode: entry.key.inode, problem, impossible });
+        let object = object_of(&entry);
+        let lost = |problem, impossible| Some(LostData { object, problem, impossible });
         if let Some(problem) = impossible_extent(reader, entry.value) {
             return lost(problem, true);
         }
@@ -420,8 +426,9 @@ fn check_extents(checker: &mut Checker<'_>, chain: &Chain) -> Result<(), FsckErr
             }
             if let Some(problem) = impossible_extent(&reader, entry.value) {
                 let problem = format!("entry {:?}: {problem}", entry.key);
-                checker
-                    .found(finding(Severity::Error, link.ring_block, problem).of(entry.key.inode));
+                checker.found(
+                    finding(Severity::Error, link.ring_block, problem).of(object_of(&entry)),
+                );
             }
         }
     }
@@ -440,13 +447,14 @@ fn impossible_extent(reader: &Reader<'_>, value: &[u8]) -> Option<String> {
     }
 }
 
-/// Adds the entries of a checkpoint to the overlay.
+/// Adds the entries of a checkpoint to the changes of their trees. Pass `Trees` finds out whether
+/// these exist.
 fn apply(checker: &mut Checker<'_>, link: &ChainLink) -> Result<(), FsckError> {
     let checkpoint = read_link(&checker.reader, link)?;
     let known = EntryFlags::DELETE.0 | EntryFlags::NEW_DATA.0;
     for entry in checkpoint.entries() {
         let delete = entry.flags.contains(EntryFlags::DELETE);
-        let problem = if entry.tree != TREE_FILES {
+        let problem = if !checker.may_have_files_in(entry.tree) {
             Some(format!("an entry changes tree {}", entry.tree))
         } else if entry.flags.0 & !known != 0 {
             Some(format!("entry {:?} with unknown flags {:#x}", entry.key, entry.flags.0))
@@ -456,9 +464,11 @@ fn apply(checker: &mut Checker<'_>, link: &ChainLink) -> Result<(), FsckError> {
             None
         };
         match problem {
-            Some(problem) => checker
-                .found(finding(Severity::Error, link.ring_block, problem).of(entry.key.inode)),
-            None => checker.overlay.insert(
+            Some(problem) => {
+                let finding = finding(Severity::Error, link.ring_block, problem);
+                checker.found(finding.of(object_of(&entry)));
+            }
+            None => checker.tree(entry.tree).changes.insert(
                 entry.key,
                 link.header.sequence,
                 (!delete).then_some(entry.value),
@@ -466,14 +476,14 @@ fn apply(checker: &mut Checker<'_>, link: &ChainLink) -> Result<(), FsckError> {
         }
     }
     if link.header.generation.0 > COUNTER_WRITABLE_MAX
-        && checker.overlay.generation_max.0 <= COUNTER_WRITABLE_MAX
+        && checker.counters.generation_max.0 <= COUNTER_WRITABLE_MAX
     {
         let problem =
             format!("its generation is {}: the volume can only be read", link.header.generation);
         checker.found(finding(Severity::Warning, link.ring_block, problem));
     }
     checker.report.statistics.checkpoint_entries += link.entries;
-    checker.overlay.generation_max = checker.overlay.generation_max.max(link.header.generation);
-    checker.overlay.next_inode = checker.overlay.next_inode.max(link.header.next_inode);
+    checker.counters.generation_max = checker.counters.generation_max.max(link.header.generation);
+    checker.counters.next_inode = checker.counters.next_inode.max(link.header.next_inode);
     Ok(())
 }

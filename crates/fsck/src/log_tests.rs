@@ -429,7 +429,7 @@ fn the_state_after_replay_is_read() {
             continue;
         };
         names.push(String::from_utf8(entry.name.clone()).unwrap());
-        if entry.inode == FILE {
+        if entry.object.inode == FILE {
             let mut take = |piece: Piece<'_>| match piece {
                 Piece::Data { offset_bytes, bytes } => {
                     data.push((offset_bytes, bytes.len()));
@@ -437,7 +437,7 @@ fn the_state_after_replay_is_read() {
                 }
                 other => Err(format!("{other:?}")),
             };
-            reader.read_file(FILE, &entry.attributes, &mut take).unwrap();
+            reader.read_file(entry.object, &entry.attributes, &mut take).unwrap();
         }
     }
     names.sort();

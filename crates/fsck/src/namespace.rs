@@ -1,9 +1,14 @@
 //! Pass `Namespace`: every inode has the number of names that it states, every directory is
-//! reachable from the root, and only inodes without a name are orphans.
+//! reachable from the root of its subvolume, and only inodes without a name are orphans; every
+//! subvolume has its name.
+//!
+//! A dying subvolume has lost some of its items, so only what is left of them is checked.
 use crate::FsckError;
 use crate::checker::Checker;
+use crate::file_tree::FileTree;
 use crate::names::{InodeFacts, NameFacts, find_inode, names_of};
 use crate::report::{Finding, PassId, Severity, Structure};
+use crate::subvolumes;
 use cairn_format::{FileType, INODE_ROOT, OrphanKind};
 
 /// Inodes between two reports of progress.
@@ -11,46 +16,57 @@ const PROGRESS_INODES: usize = 4096;
 
 /// Runs the pass.
 pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
-    let inodes = std::mem::take(&mut checker.inodes);
-    let mut names = std::mem::take(&mut checker.names);
-    names.sort_unstable();
-    check_entries(checker, &inodes, &names);
-    for (index, facts) in inodes.iter().enumerate() {
-        if index.is_multiple_of(PROGRESS_INODES) {
-            checker.progress(PassId::Namespace, index as u64, inodes.len() as u64);
+    let mut trees = checker.take_trees();
+    let inodes_all = trees.values().map(|tree| tree.inodes.len()).sum();
+    let mut inodes_done = 0;
+    for tree in trees.values_mut() {
+        tree.names.sort_unstable();
+        if !tree.is_dying {
+            check_tree(checker, tree, (inodes_done, inodes_all));
         }
-        for problem in problems_of(facts, names_of(&names, facts.inode)) {
+        inodes_done += tree.inodes.len();
+    }
+    subvolumes::check_names(checker, &trees);
+    checker.trees = trees;
+    Ok(())
+}
+
+/// The names of one tree. Before it, `done` inodes of `all` were checked.
+fn check_tree(checker: &mut Checker<'_>, tree: &FileTree, (done, all): (usize, usize)) {
+    check_entries(checker, tree);
+    for (index, facts) in tree.inodes.iter().enumerate() {
+        if index.is_multiple_of(PROGRESS_INODES) {
+            checker.progress(PassId::Namespace, (done + index) as u64, all as u64);
+        }
+        for problem in problems_of(facts, names_of(&tree.names, facts.inode)) {
             let structure = if facts.file_type == FileType::Directory {
                 Structure::Directory
             } else {
                 Structure::Inode
             };
-            checker.found(
-                Finding::new(PassId::Namespace, Severity::Error, structure, problem)
-                    .of(facts.inode),
-            );
+            checker.found(finding(tree, facts.inode, structure, problem));
         }
     }
-    if find_inode(&inodes, INODE_ROOT.0).is_none() {
-        checker.found(
-            Finding::new(
-                PassId::Namespace,
-                Severity::Error,
-                Structure::Directory,
-                "there is no root directory",
-            )
-            .of(INODE_ROOT.0),
-        );
+    if find_inode(&tree.inodes, INODE_ROOT.0).is_none() {
+        let problem = "there is no root directory";
+        checker.found(finding(tree, INODE_ROOT.0, Structure::Directory, problem));
     }
-    check_reachability(checker, &inodes, &names);
-    checker.inodes = inodes;
-    checker.names = names;
-    Ok(())
+    check_reachability(checker, tree);
+}
+
+fn finding(
+    tree: &FileTree,
+    inode: u64,
+    structure: Structure,
+    problem: impl Into<String>,
+) -> Finding {
+    Finding::new(PassId::Namespace, Severity::Error, structure, problem).of(tree.object(inode))
 }
 
 /// Each entry must name an inode of its type.
-fn check_entries(checker: &mut Checker<'_>, inodes: &[InodeFacts], names: &[NameFacts]) {
-    for name in names {
+fn check_entries(checker: &mut Checker<'_>, tree: &FileTree) {
+    let inodes = &tree.inodes;
+    for name in &tree.names {
         let problem = match find_inode(inodes, name.child) {
             None => format!("an entry names inode {}, which does not exist", name.child),
             Some(facts) if facts.file_type as u8 != name.file_type => {
@@ -64,10 +80,7 @@ fn check_entries(checker: &mut Checker<'_>, inodes: &[InodeFacts], names: &[Name
             }
             Some(_) => continue,
         };
-        checker.found(
-            Finding::new(PassId::Namespace, Severity::Error, Structure::Directory, problem)
-                .of(name.directory),
-        );
+        checker.found(finding(tree, name.directory, Structure::Directory, problem));
     }
 }
 
@@ -125,7 +138,8 @@ fn problems_of(facts: &InodeFacts, names: &[NameFacts]) -> Vec<String> {
 ///
 /// Each directory has one name (others have been reported). So a walk upwards that meets neither
 /// the root nor a directory known to be reachable ends in a circle.
-fn check_reachability(checker: &mut Checker<'_>, inodes: &[InodeFacts], names: &[NameFacts]) {
+fn check_reachability(checker: &mut Checker<'_>, tree: &FileTree) {
+    let (inodes, names) = (&tree.inodes, &tree.names);
     const UNKNOWN: u8 = 0;
     const WALKING: u8 = 1;
     const REACHABLE: u8 = 2;
@@ -162,10 +176,7 @@ fn check_reachability(checker: &mut Checker<'_>, inodes: &[InodeFacts], names: &
         }
         if end == LOST && !path.is_empty() {
             let problem = "cannot be reached from the root";
-            checker.found(
-                Finding::new(PassId::Namespace, Severity::Error, Structure::Directory, problem)
-                    .of(inodes[start].inode),
-            );
+            checker.found(finding(tree, inodes[start].inode, Structure::Directory, problem));
         }
     }
 }

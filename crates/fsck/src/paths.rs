@@ -1,27 +1,39 @@
 //! Adds paths to findings: one more walk over the directories, only if a finding needs a path.
 use crate::FsckError;
 use crate::checker::Checker;
+use crate::file_tree::FileTree;
 use crate::item_stream::{Item, Visitor, visit};
 use crate::names::names_of;
-use cairn_format::{DirectoryEntry, INODE_ROOT, ItemKind};
-use std::collections::{HashMap, HashSet};
+use crate::object::ObjectId;
+use crate::report::Finding;
+use cairn_format::{DirectoryEntry, INODE_ROOT, InodeNumber, ItemKind, TREE_FILES, TreeId};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The depth of the deepest path that is assembled.
 const DEPTH_MAX: usize = 256;
 
-/// The first name found of each wanted inode, with its directory.
+/// Directory and name of objects. That of a subvolume belongs to its root directory.
+pub(crate) type Names = HashMap<ObjectId, (ObjectId, Vec<u8>)>;
+
+/// The first name found of each wanted object, with its directory.
 struct NameCollector {
-    wanted: HashSet<u64>,
-    found: HashMap<u64, (u64, Vec<u8>)>,
+    wanted: HashSet<ObjectId>,
+    found: Names,
+    /// The tree that is being visited.
+    tree: TreeId,
 }
 
 impl Visitor for NameCollector {
     fn item(&mut self, item: Item<'_>) -> Result<(), FsckError> {
         if item.key.kind == ItemKind::DirectoryEntry as u8
             && let Ok(entry) = DirectoryEntry::decode(item.value)
-            && self.wanted.contains(&entry.inode.0)
         {
-            self.found.entry(entry.inode.0).or_insert((item.key.inode, entry.name));
+            let child = ObjectId::named(self.tree, entry.target);
+            if self.wanted.contains(&child) {
+                let inode = InodeNumber(item.key.inode);
+                let directory = ObjectId { subvolume: self.tree, inode };
+                self.found.entry(child).or_insert((directory, entry.name));
+            }
         }
         Ok(())
     }
@@ -31,34 +43,52 @@ impl Visitor for NameCollector {
 
 /// Adds a path to every finding about an inode that has one.
 pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
-    let mut wanted: HashSet<u64> =
-        checker.report.findings.iter().filter_map(|finding| finding.inode).collect();
+    let mut wanted: HashSet<ObjectId> =
+        checker.report.findings.iter().filter_map(Finding::object).collect();
     if wanted.is_empty() {
         return Ok(());
     }
-    if !checker.names.is_sorted() {
-        checker.names.sort_unstable();
+    for tree in checker.trees.values_mut().filter(|tree| !tree.names.is_sorted()) {
+        tree.names.sort_unstable();
     }
-    let mut waiting: Vec<u64> = wanted.iter().copied().collect();
-    while let Some(inode) = waiting.pop() {
-        let directory = names_of(&checker.names, inode).first().map(|name| name.directory);
+    let mut waiting: Vec<ObjectId> = wanted.iter().copied().collect();
+    while let Some(object) = waiting.pop() {
+        let directory = directory_of(&checker.trees, object);
         waiting.extend(directory.filter(|&directory| wanted.insert(directory)));
     }
-    let mut collector = NameCollector { wanted, found: HashMap::new() };
-    visit(&checker.reader, &checker.leaves, &checker.overlay, &mut collector)?;
+    let mut collector = NameCollector { wanted, found: HashMap::new(), tree: TREE_FILES };
+    for tree in checker.trees.values() {
+        collector.tree = tree.id;
+        visit(&checker.reader, tree, &mut collector)?;
+    }
     for finding in &mut checker.report.findings {
-        finding.path = finding.inode.and_then(|inode| path_of(&collector.found, inode));
+        finding.path = finding.object().and_then(|object| path_of(&collector.found, object));
     }
     Ok(())
 }
 
-/// The path of `inode`, from a map of directory and name by inode.
-pub(crate) fn path_of(found: &HashMap<u64, (u64, Vec<u8>)>, inode: u64) -> Option<String> {
-    if inode == INODE_ROOT.0 {
+/// The directory with the first name of an object.
+fn directory_of(trees: &BTreeMap<TreeId, FileTree>, object: ObjectId) -> Option<ObjectId> {
+    if object.inode != INODE_ROOT {
+        let tree = trees.get(&object.subvolume)?;
+        return names_of(&tree.names, object.inode.0)
+            .first()
+            .map(|name| tree.object(name.directory));
+    }
+    trees.values().find_map(|tree| {
+        let mut names = tree.subvolume_names.iter();
+        let name = names.find(|name| name.subvolume == object.subvolume)?;
+        Some(tree.object(name.directory))
+    })
+}
+
+/// The path of an object, from a map of directory and name by object.
+pub(crate) fn path_of(found: &Names, object: ObjectId) -> Option<String> {
+    if object == ObjectId::ROOT {
         return Some("/".into());
     }
-    let (mut names, mut at) = (Vec::new(), inode);
-    while at != INODE_ROOT.0 {
+    let (mut names, mut at) = (Vec::new(), object);
+    while at != ObjectId::ROOT {
         let (directory, name) = found.get(&at)?;
         names.push(String::from_utf8_lossy(name).into_owned());
         at = *directory;

@@ -1,5 +1,7 @@
 //! The output of a check: findings, statistics, progress.
+use crate::object::ObjectId;
 use crate::repair::RepairSummary;
+use cairn_format::{InodeNumber, TREE_FILES, TreeId};
 use serde::Serialize;
 use std::fmt;
 
@@ -106,6 +108,8 @@ pub struct Finding {
     pub block: Option<u64>,
     /// Its inode.
     pub inode: Option<u64>,
+    /// Its subvolume, unless that is the first one.
+    pub subvolume: Option<u64>,
     /// A path of that inode, if it has one.
     pub path: Option<String>,
     /// The problem.
@@ -130,14 +134,15 @@ impl Finding {
         problem: impl Into<String>,
     ) -> Self {
         let problem = problem.into();
-        let (block, inode, path, repaired, lost, not_repaired_because, irretrievable) =
-            Default::default();
+        let (block, inode, subvolume, path, repaired) = Default::default();
+        let (lost, not_repaired_because, irretrievable) = Default::default();
         Self {
             pass,
             severity,
             structure,
             block,
             inode,
+            subvolume,
             path,
             problem,
             repaired,
@@ -149,8 +154,16 @@ impl Finding {
     pub(crate) fn at(self, block: u64) -> Self {
         Self { block: Some(block), ..self }
     }
-    pub(crate) fn of(self, inode: u64) -> Self {
-        Self { inode: Some(inode), ..self }
+    pub(crate) fn of(self, object: ObjectId) -> Self {
+        Self { inode: Some(object.inode.0), ..self.in_subvolume(object.subvolume) }
+    }
+    pub(crate) fn in_subvolume(self, subvolume: TreeId) -> Self {
+        Self { subvolume: (subvolume != TREE_FILES).then_some(subvolume.0), ..self }
+    }
+    /// What it is about, if that has an inode.
+    pub fn object(&self) -> Option<ObjectId> {
+        let subvolume = self.subvolume.map_or(TREE_FILES, TreeId);
+        self.inode.map(|inode| ObjectId { subvolume, inode: InodeNumber(inode) })
     }
     pub(crate) fn irretrievable(self, what: &'static str) -> Self {
         Self { irretrievable: Some(what), ..self }
@@ -184,10 +197,13 @@ impl fmt::Display for Finding {
             (_, Some(block)) => write!(f, " at block {block}")?,
             (_, None) => {}
         }
-        match (self.inode, &self.path) {
-            (Some(inode), Some(path)) => write!(f, ", inode {inode} ({path})")?,
-            (Some(inode), None) => write!(f, ", inode {inode}")?,
-            (None, _) => {}
+        match (self.object(), self.subvolume) {
+            (Some(object), _) => write!(f, ", {object}")?,
+            (None, Some(subvolume)) => write!(f, ", subvolume {subvolume}")?,
+            (None, None) => {}
+        }
+        if let Some(path) = &self.path {
+            write!(f, " ({path})")?;
         }
         write!(f, ": {}", self.problem)?;
         match (&self.not_repaired_because, &self.lost) {
@@ -328,7 +344,7 @@ impl Report {
     /// Combines the findings before a repair with those that remain or are new after it.
     pub(crate) fn repaired_to(self, after: Report, summary: RepairSummary) -> Self {
         // Damaged data of one file may look like that of another.
-        let data_of = |finding: &Finding| finding.inode.filter(|_| finding.pass == PassId::Data);
+        let data_of = |finding: &Finding| finding.object().filter(|_| finding.pass == PassId::Data);
         let same = |one: &Finding, other: &Finding| {
             (one.pass, one.structure, &one.problem, data_of(one))
                 == (other.pass, other.structure, &other.problem, data_of(other))
@@ -355,7 +371,7 @@ impl Report {
                 .filter(|_| finding.structure == Structure::Node)
                 .and_then(|block| summary.dropped_nodes.get(&block));
             let is_given_up =
-                data_of(&finding).is_some_and(|inode| summary.given_up.contains(&inode));
+                data_of(&finding).is_some_and(|object| summary.given_up.contains(&object));
             report.add(match dropped {
                 Some(what) => finding.lost(what),
                 None if is_given_up => finding.lost("given up: these blocks are holes now"),

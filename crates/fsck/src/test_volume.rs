@@ -102,8 +102,8 @@ impl TestVolume {
     pub(crate) fn entry(inode: u64, directory: u64, name: &str, mode: u32) -> (Key, Vec<u8>) {
         let slot = *name_slot_range(hash_name(&SEED, name.as_bytes())).start();
         let file_type = FileType::from_mode(mode).unwrap();
-        let entry =
-            DirectoryEntry { inode: InodeNumber(inode), file_type, name: name.as_bytes().to_vec() };
+        let target = EntryTarget::Inode(InodeNumber(inode), file_type);
+        let entry = DirectoryEntry { target, name: name.as_bytes().to_vec() };
         (Key::new(InodeNumber(directory), ItemKind::DirectoryEntry, slot), entry.encode())
     }
 

@@ -1,4 +1,5 @@
-//! Reads the files of a volume: attributes, names, extended attributes, targets, data.
+//! Reads the files of a volume: attributes, names, extended attributes, targets, data. Each
+//! subvolume has a tree of its own (`readable_tree`).
 //!
 //! The state is the one after replay: the superblock's trees with the log's items on top. If nodes
 //! are damaged, leaves that only a damaged node led to count too, as for a repair. Nothing is
@@ -7,26 +8,20 @@
 //! Every item is decoded when it is asked for. What can't be decoded, or contradicts another item,
 //! comes back as a problem in words, never as data.
 use crate::checker::Checker;
-use crate::overlay::Overlay;
+use crate::object::ObjectId;
+use crate::readable_tree::{Leaves, ReadableTree};
 use crate::reader::{Reader, read_data};
 use crate::repair::{Remains, remains};
 use crate::report::{Finding, PassId, Progress, Severity, Structure};
 use crate::{CheckOptions, FsckError, log, superblocks, trees};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, DirectoryEntry, Extent, ExtentKind, INODE_ORPHANS,
-    InodeItem, InodeNumber, ItemKind, Key, Node, OrphanKind, SYMLINK_PART_BYTES,
-    XATTR_INLINE_BYTES_MAX, XattrItem, checksum, decode_orphan,
+    BLOCK_SIZE, BlockNumber, BlockRange, DirectoryEntry, Extent, ExtentKind, INODE_NUMBER_END,
+    INODE_ORPHANS, InodeItem, InodeNumber, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES,
+    SubvolumeItem, TREE_SUBVOLUMES, TreeId, XATTR_INLINE_BYTES_MAX, XattrItem, checksum,
+    decode_orphan,
 };
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
-
-/// Leaves kept in memory: 2 MiB.
-const LEAVES_KEPT: usize = 128;
-
-/// A leaf and its number.
-type KeptLeaf = (usize, Rc<Node>);
 
 /// The extended attributes of an inode.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -65,19 +60,12 @@ pub enum Piece<'p> {
 
 /// Reads the files of one volume.
 pub struct TreeReader<'a> {
-    reader: Reader<'a>,
+    leaves: Leaves<'a>,
     /// Number of transactions, volume and so on.
     pub(crate) summary: VolumeSummary,
     findings: Vec<Finding>,
-    /// Leaves of the file tree, each with a key that none of its keys is below; in key order.
-    leaves: Vec<(Key, BlockNumber)>,
-    overlay: Overlay,
-    /// Instead of leaves and log: what is left of a damaged tree.
-    remains: Option<BTreeMap<Key, Vec<u8>>>,
-    /// Keys of the file tree that were lost.
-    gaps: Vec<(Key, Option<Key>)>,
-    /// Leaves in memory, each in the place that its number gives.
-    kept: RefCell<Vec<Option<KeptLeaf>>>,
+    trees: BTreeMap<TreeId, ReadableTree>,
+    subvolumes: BTreeMap<TreeId, SubvolumeItem>,
 }
 
 /// What identifies the volume and the state that is read.
@@ -108,14 +96,11 @@ impl<'a> TreeReader<'a> {
         superblocks::check(&mut checker)?;
         log::check(&mut checker)?;
         trees::check(&mut checker)?;
-        let mut gaps = Vec::new();
-        let remains = if checker.lost_nodes.is_empty() {
-            None
-        } else {
-            let Remains { items, complete, surplus_blocks } = remains(&checker)?;
-            if !complete {
-                gaps.extend(checker.lost_nodes.iter().map(|lost| lost.keys));
-            }
+        let mut left = BTreeMap::new();
+        let mut is_complete = true;
+        if !checker.lost_nodes.is_empty() {
+            let Remains { trees, complete, surplus_blocks } = remains(&checker)?;
+            (left, is_complete) = (trees, complete);
             if surplus_blocks > 0 {
                 let problem = "more blocks were found than were in use: removed files may be back";
                 checker.found(Finding::new(
@@ -125,8 +110,7 @@ impl<'a> TreeReader<'a> {
                     problem,
                 ));
             }
-            Some(items)
-        };
+        }
         let summary = VolumeSummary {
             volume: checker.report.volume.clone(),
             label: checker.report.label.clone(),
@@ -134,21 +118,29 @@ impl<'a> TreeReader<'a> {
             checkpoints: checker.report.statistics.checkpoints,
             used_bytes: checker.superblock.used_blocks.saturating_mul(BLOCK_SIZE as u64),
         };
-        let leaf_bounds = std::mem::take(&mut checker.leaf_bounds);
-        let leaves = leaf_bounds.into_iter().zip(std::mem::take(&mut checker.leaves)).collect();
-        let overlay = checker.take_overlay();
+        let mut subvolumes = std::mem::take(&mut checker.subvolumes);
+        for (key, value) in left.remove(&TREE_SUBVOLUMES).unwrap_or_default() {
+            subvolumes.extend(SubvolumeItem::decode(&value).map(|item| (TreeId(key.inode), item)));
+        }
+        let mut trees: BTreeMap<TreeId, ReadableTree> = checker
+            .take_trees()
+            .into_iter()
+            .map(|(id, tree)| (id, ReadableTree::whole(tree)))
+            .collect();
+        for (id, items) in left {
+            let lost = checker.lost_nodes.iter().filter(|lost| !is_complete && lost.concerns(id));
+            let gaps = lost.map(|lost| lost.keys).collect();
+            trees.insert(id, ReadableTree::damaged(items, gaps));
+        }
         let Reader { volume, geometry, .. } = checker.reader;
         let reader = Reader { device, volume, geometry };
         let findings = std::mem::take(&mut checker.report.findings);
         Ok(Self {
-            reader,
+            leaves: Leaves::new(reader),
             summary,
             findings: findings.into_iter().filter(|f| f.severity == Severity::Error).collect(),
-            leaves,
-            overlay,
-            remains,
-            gaps,
-            kept: RefCell::new(vec![None; LEAVES_KEPT]),
+            trees,
+            subvolumes,
         })
     }
 
@@ -157,12 +149,18 @@ impl<'a> TreeReader<'a> {
         &self.findings
     }
 
-    /// The attributes of an inode; `None` if it does not exist, or is lost.
+    /// The subvolumes with files, except those that are being removed.
+    pub fn subvolumes(&self) -> impl Iterator<Item = TreeId> {
+        let is_dying = |id: &TreeId| self.subvolumes.get(id).is_some_and(|item| item.is_dying);
+        self.trees.keys().copied().filter(move |id| !is_dying(id))
+    }
+
+    /// The attributes of an object; `None` if it does not exist, or is lost.
     ///
     /// # Errors
     /// They can't be decoded; the problem in words.
-    pub fn attributes(&self, inode: InodeNumber) -> Result<Option<InodeItem>, String> {
-        let value = self.item(Key::new(inode, ItemKind::Inode, 0));
+    pub fn attributes(&self, object: ObjectId) -> Result<Option<InodeItem>, String> {
+        let value = self.item(object, ItemKind::Inode, 0);
         value.map(|value| InodeItem::decode(&value).map_err(|error| error.problem)).transpose()
     }
 
@@ -171,7 +169,7 @@ impl<'a> TreeReader<'a> {
     /// a problem.
     pub fn next_entry(
         &self,
-        directory: InodeNumber,
+        directory: ObjectId,
         from: u64,
     ) -> Option<(u64, Result<DirectoryEntry, String>)> {
         let (key, value) = self.next_of(directory, ItemKind::DirectoryEntry, from)?;
@@ -185,15 +183,15 @@ impl<'a> TreeReader<'a> {
         Some((key.offset, entry))
     }
 
-    /// The extended attributes of an inode.
-    pub fn xattrs(&self, inode: InodeNumber) -> Xattrs {
+    /// The extended attributes of an object.
+    pub fn xattrs(&self, object: ObjectId) -> Xattrs {
         let mut found = Xattrs::default();
         let mut from = Some(0);
         while let Some((key, value)) =
-            from.and_then(|from| self.next_of(inode, ItemKind::Xattr, from))
+            from.and_then(|from| self.next_of(object, ItemKind::Xattr, from))
         {
             from = key.offset.checked_add(1);
-            match self.xattr(inode, key.offset, &value) {
+            match self.xattr(object, key.offset, &value) {
                 Ok((name, _)) if found.whole.iter().any(|(known, _)| *known == name) => {
                     let name = String::from_utf8_lossy(&name).into_owned();
                     found.problems.push(format!("extended attribute {name:?} is there twice"));
@@ -202,8 +200,9 @@ impl<'a> TreeReader<'a> {
                 Err(problem) => found.problems.push(problem),
             }
         }
-        let all = Key::all(inode, ItemKind::Xattr);
-        if self.may_have_lost(*all.start(), *all.end()) {
+        let all = Key::all(object.inode, ItemKind::Xattr);
+        let tree = self.trees.get(&object.subvolume);
+        if tree.is_some_and(|tree| tree.may_have_lost(*all.start(), *all.end())) {
             found.problems.push("extended attributes may be missing".into());
         }
         found
@@ -211,7 +210,7 @@ impl<'a> TreeReader<'a> {
 
     fn xattr(
         &self,
-        inode: InodeNumber,
+        object: ObjectId,
         slot: u64,
         value: &[u8],
     ) -> Result<(Vec<u8>, Vec<u8>), String> {
@@ -224,7 +223,7 @@ impl<'a> TreeReader<'a> {
         for part in 1..=XattrItem::parts(value_bytes) {
             let offset = slot.checked_mul(256).and_then(|first| first.checked_add(part as u64));
             let bytes = offset
-                .and_then(|offset| self.item(Key::new(inode, ItemKind::XattrPart, offset)))
+                .and_then(|offset| self.item(object, ItemKind::XattrPart, offset))
                 .filter(|bytes| {
                     bytes.len() == (value_bytes - whole.len()).min(XATTR_INLINE_BYTES_MAX)
                 })
@@ -238,10 +237,10 @@ impl<'a> TreeReader<'a> {
     ///
     /// # Errors
     /// A part is missing, or it is no possible target; the problem in words.
-    pub fn target(&self, inode: InodeNumber, size_bytes: u64) -> Result<Vec<u8>, String> {
+    pub fn target(&self, object: ObjectId, size_bytes: u64) -> Result<Vec<u8>, String> {
         let mut target = Vec::new();
         let mut part = 0;
-        while let Some(bytes) = self.item(Key::new(inode, ItemKind::Symlink, part))
+        while let Some(bytes) = self.item(object, ItemKind::Symlink, part)
             && target.len() == part as usize * SYMLINK_PART_BYTES
         {
             target.extend(bytes);
@@ -263,17 +262,17 @@ impl<'a> TreeReader<'a> {
     /// The first error of `take`.
     pub fn read_file<E>(
         &self,
-        inode: InodeNumber,
+        object: ObjectId,
         attributes: &InodeItem,
         take: &mut dyn FnMut(Piece<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut out = FileOutput { size_bytes: attributes.size, done: 0, damaged: None, take };
         let (mut blocks, mut end) = (0_u64, 0);
-        let mut next = self.next_of(inode, ItemKind::Extent, 0);
+        let mut next = self.next_of(object, ItemKind::Extent, 0);
         while let Some((key, value)) = next {
             let first = key.offset;
             next =
-                first.checked_add(1).and_then(|from| self.next_of(inode, ItemKind::Extent, from));
+                first.checked_add(1).and_then(|from| self.next_of(object, ItemKind::Extent, from));
             let extent = match Extent::decode(&value) {
                 Ok(extent) => extent,
                 Err(error) => {
@@ -322,16 +321,16 @@ impl<'a> TreeReader<'a> {
         if blocks == 0 {
             return Ok(());
         }
-        if !self.reader.contains(extent.range()) {
+        if !self.leaves.reader.contains(extent.range()) {
             return out.damaged(at, blocks, "its blocks lie outside the volume");
         }
         let part = extent.slice(skip, blocks);
-        if let Ok(data) = read_data(self.reader.device, part.range(), &part.checksums) {
+        if let Ok(data) = read_data(self.leaves.reader.device, part.range(), &part.checksums) {
             return out.verified(at, &data, &part.checksums);
         }
         for (index, sum) in (0..).zip(&part.checksums) {
             let block = BlockRange::new(BlockNumber(part.start.0 + index), 1);
-            match read_data(self.reader.device, block, std::slice::from_ref(sum)) {
+            match read_data(self.leaves.reader.device, block, std::slice::from_ref(sum)) {
                 Ok(data) => out.verified(at + index, &data, std::slice::from_ref(sum))?,
                 Err(error) => out.damaged(at + index, 1, &format!("cannot be read: {error}"))?,
             }
@@ -339,87 +338,42 @@ impl<'a> TreeReader<'a> {
         Ok(())
     }
 
-    /// Whether the inode waits for its removal.
-    pub(crate) fn is_to_be_removed(&self, inode: u64) -> bool {
-        let orphan = self.item(Key::new(INODE_ORPHANS, ItemKind::Orphan, inode));
+    /// Whether the object waits for its removal.
+    pub(crate) fn is_to_be_removed(&self, object: ObjectId) -> bool {
+        let orphans = object.sibling(INODE_ORPHANS);
+        let orphan = self.item(orphans, ItemKind::Orphan, object.inode.0);
         orphan.is_some_and(|value| decode_orphan(&value) == Ok(OrphanKind::Remove))
     }
 
-    /// Whether items of these keys may be lost.
-    pub(crate) fn may_have_lost(&self, first: Key, last: Key) -> bool {
-        let touches = |(lower, upper): &(Key, Option<Key>)| {
-            *lower <= last && upper.is_none_or(|upper| first < upper)
-        };
-        self.gaps.iter().any(touches)
-    }
-
-    /// Whether nodes of the tree are lost.
+    /// Whether nodes of a tree are lost.
     pub(crate) fn is_incomplete(&self) -> bool {
-        self.remains.is_some()
+        self.trees.values().any(ReadableTree::is_damaged)
     }
 
-    /// The first item of `kind` of `inode` with an offset from `from` on.
-    fn next_of(&self, inode: InodeNumber, kind: ItemKind, from: u64) -> Option<(Key, Vec<u8>)> {
-        self.next_item(Key::new(inode, kind, from), Key::new(inode, kind, u64::MAX))
+    /// The first object of a damaged tree with this inode number or a higher one, and whether it
+    /// has attributes.
+    pub(crate) fn next_of_damaged(&self, from: ObjectId) -> Option<(ObjectId, bool)> {
+        let tree = self.trees.get(&from.subvolume).filter(|tree| tree.is_damaged())?;
+        let (key, _) = tree.next_item(
+            &self.leaves,
+            Key { inode: from.inode.0, kind: 0, offset: 0 },
+            Key { inode: INODE_NUMBER_END, ..Key::MAX },
+        )?;
+        let found = from.sibling(InodeNumber(key.inode));
+        Some((found, key.kind == ItemKind::Inode as u8))
     }
 
-    fn item(&self, key: Key) -> Option<Vec<u8>> {
-        self.next_item(key, key).map(|(_, value)| value)
+    /// The first item of `kind` of `object` with an offset from `from` on.
+    fn next_of(&self, object: ObjectId, kind: ItemKind, from: u64) -> Option<(Key, Vec<u8>)> {
+        let key = |offset| Key::new(object.inode, kind, offset);
+        let tree = self.trees.get(&object.subvolume)?;
+        tree.next_item(&self.leaves, key(from), key(u64::MAX))
     }
 
-    /// The first item between the keys, both included; none if `from` is above `last`.
-    pub(crate) fn next_item(&self, mut from: Key, last: Key) -> Option<(Key, Vec<u8>)> {
-        if from > last {
-            return None;
-        }
-        let owned = |(key, value): (&Key, &Vec<u8>)| (*key, value.clone());
-        if let Some(items) = &self.remains {
-            return items.range(from..=last).next().map(owned);
-        }
-        let mut in_leaves = self.next_in_leaves(from, last);
-        for (key, change) in self.overlay.changes.range(from..=last) {
-            if in_leaves.as_ref().is_some_and(|(found, _)| found < key) {
-                break;
-            }
-            if let Some(value) = &change.value {
-                return Some((*key, value.clone()));
-            }
-            if in_leaves.as_ref().is_some_and(|(found, _)| found == key) {
-                from = key.successor().filter(|next| *next <= last)?;
-                in_leaves = self.next_in_leaves(from, last);
-            }
-        }
-        in_leaves
-    }
-
-    fn next_in_leaves(&self, from: Key, last: Key) -> Option<(Key, Vec<u8>)> {
-        let first = self.leaves.partition_point(|(bound, _)| *bound <= from).saturating_sub(1);
-        for index in first..self.leaves.len() {
-            if self.leaves[index].0 > last {
-                return None;
-            }
-            let Some(node) = self.leaf(index) else { continue };
-            let (Ok(at) | Err(at)) = node.search(&from);
-            if at < node.count() {
-                let key = node.key(at);
-                return (key <= last).then(|| (key, node.value(at).to_vec()));
-            }
-        }
-        None
-    }
-
-    /// A leaf that could be read before. If the device fails now, its items are missing; the counts
-    /// of the inodes show that.
-    fn leaf(&self, index: usize) -> Option<Rc<Node>> {
-        let place = index % LEAVES_KEPT;
-        if let Some((kept, node)) = &self.kept.borrow()[place]
-            && *kept == index
-        {
-            return Some(node.clone());
-        }
-        let node = Rc::new(self.reader.node(self.leaves[index].1).ok()?);
-        self.kept.borrow_mut()[place] = Some((index, node.clone()));
-        Some(node)
+    fn item(&self, object: ObjectId, kind: ItemKind, offset: u64) -> Option<Vec<u8>> {
+        let key = Key::new(object.inode, kind, offset);
+        let tree = self.trees.get(&object.subvolume)?;
+        tree.next_item(&self.leaves, key, key).map(|(_, value)| value)
     }
 }
 

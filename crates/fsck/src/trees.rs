@@ -5,11 +5,13 @@
 //! nodes hold.
 use crate::FsckError;
 use crate::checker::{Checker, LostNode};
+use crate::object::ObjectId;
 use crate::reader::NODES_PER_READ;
 use crate::report::{Finding, PassId, Severity, Structure};
+use crate::subvolumes;
 use cairn_format::{
-    BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, NodePointer,
-    RootItem, TREE_FILES, TREE_ROOTS, TreeId, node::LEVELS_MAX,
+    BlockNumber, BlockRange, Extent, Generation, InodeNumber, ItemKind, Key, NODE_BLOCKS, Node,
+    NodePointer, RootItem, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId, node::LEVELS_MAX,
 };
 
 /// What the parent says about a node.
@@ -39,20 +41,17 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let root = ExpectedNode::root(TREE_ROOTS, superblock.root, superblock.generation);
     walk.visit_all(&[root]);
     let roots = std::mem::take(&mut walk.roots);
-    if !roots.iter().any(|root| root.tree == TREE_FILES) {
-        checker.lost_nodes.push(LostNode {
-            keys: (Key::MIN, None),
-            parent_generation: Generation(0),
-            block: None,
-            pointer: None,
-        });
+    let has_subvolumes = checker.superblock.features.has_subvolumes();
+    let needed = has_subvolumes.then_some(TREE_SUBVOLUMES).into_iter().chain([TREE_FILES]);
+    for tree in needed.filter(|tree| !roots.iter().any(|root| root.tree == *tree)) {
+        checker.lost_nodes.push(LostNode::whole(tree));
         if !checker.has_errors(PassId::Trees) {
-            checker
-                .found(finding(Structure::Item, format!("the root tree has no tree {TREE_FILES}")));
+            checker.found(finding(Structure::Item, format!("the root tree has no tree {tree}")));
         }
     }
     let mut walk = TreeWalk { checker, roots: Vec::new() };
     walk.visit_all(&roots);
+    subvolumes::check_items(checker);
     checker.report.statistics.referenced_blocks = checker.referenced.count();
     let allocatable = checker.superblock.geometry.allocatable().blocks;
     checker.report.statistics.free_blocks =
@@ -91,6 +90,7 @@ impl TreeWalk<'_, '_> {
     fn damaged(&mut self, expected: &ExpectedNode, problem: impl Into<String>) {
         let is_roots = expected.tree == TREE_ROOTS;
         let lost = LostNode {
+            tree: expected.tree,
             keys: if is_roots { (Key::MIN, None) } else { (expected.lower, expected.upper) },
             parent_generation: if is_roots { Generation(0) } else { expected.parent_generation },
             block: Some(expected.pointer.block),
@@ -150,10 +150,14 @@ impl TreeWalk<'_, '_> {
         }
         match expected.tree {
             TREE_ROOTS => self.visit_root_items(node),
-            tree => {
-                if tree == TREE_FILES {
-                    self.checker.leaves.push(node.address());
-                    self.checker.leaf_bounds.push(expected.lower);
+            TREE_SUBVOLUMES if self.checker.superblock.features.has_subvolumes() => {
+                subvolumes::add_items(self.checker, node);
+            }
+            id => {
+                if self.checker.may_have_files_in(id) {
+                    let tree = self.checker.tree(id);
+                    tree.leaves.push(node.address());
+                    tree.leaf_bounds.push(expected.lower);
                 }
                 self.claim_extents(node);
             }
@@ -168,17 +172,23 @@ impl TreeWalk<'_, '_> {
     fn visit_root_items(&mut self, node: &Node) {
         for (key, value) in node.items() {
             let tree = TreeId(key.inode);
-            let known = key == Key::root(TREE_FILES);
+            let has_subvolumes = self.checker.superblock.features.has_subvolumes();
+            let may_exist = self.checker.has_items_in(tree);
+            let known = may_exist && key == Key::root(tree);
             let problem = match RootItem::decode(value) {
                 Ok(item) => {
-                    // A second file tree has no meaning.
-                    if known || tree != TREE_FILES {
+                    // A tree has one root.
+                    if known || !may_exist {
                         self.roots.push(ExpectedNode::root(tree, item.root, node.generation()));
                     }
-                    (!known).then(|| {
-                        format!(
+                    if known && self.checker.may_have_files_in(tree) {
+                        self.checker.tree(tree).has_root = true;
+                    }
+                    (!known).then(|| match has_subvolumes {
+                        true => format!("{key:?} in the root tree: there is no such tree"),
+                        false => format!(
                             "{key:?} in the root tree: this version knows only tree {TREE_FILES}"
-                        )
+                        ),
                     })
                 }
                 Err(error) => Some(format!("{key:?}: {}", error.problem)),
@@ -193,14 +203,15 @@ impl TreeWalk<'_, '_> {
     /// unless the log replaces it: then that pass does not see it, but replay does.
     fn claim_extents(&mut self, node: &Node) {
         for (key, value) in node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8) {
+            let object = ObjectId { subvolume: node.tree(), inode: InodeNumber(key.inode) };
+            let tree = self.checker.trees.get(&node.tree());
             let extent = match Extent::decode(value) {
                 Ok(extent) => extent,
-                Err(error) if self.checker.overlay.changes.contains_key(&key) => {
+                Err(error) if tree.is_some_and(|tree| tree.changes.items.contains_key(&key)) => {
                     let problem =
                         format!("extent {key:?}, which the log replaces: {}", error.problem);
-                    self.checker.found(
-                        finding(Structure::Item, problem).at(node.address().0).of(key.inode),
-                    );
+                    self.checker
+                        .found(finding(Structure::Item, problem).at(node.address().0).of(object));
                     continue;
                 }
                 Err(_) => continue,
@@ -216,13 +227,12 @@ impl TreeWalk<'_, '_> {
             if let Some(problem) = problem {
                 let problem = format!("extent {key:?}: {problem}");
                 self.checker
-                    .found(finding(Structure::Item, problem).at(node.address().0).of(key.inode));
-            } else if self.checker.overlay.extent_inodes.contains(&key.inode) {
-                self.checker
-                    .earlier_extents
-                    .entry(key.inode)
-                    .or_default()
-                    .push((extent.start.0, extent.range().end().0));
+                    .found(finding(Structure::Item, problem).at(node.address().0).of(object));
+            } else if let Some(tree) = self.checker.trees.get_mut(&node.tree())
+                && tree.changes.extent_inodes.contains(&key.inode)
+            {
+                let blocks = (extent.start.0, extent.range().end().0);
+                tree.earlier_extents.entry(key.inode).or_default().push(blocks);
             }
         }
     }

@@ -1,18 +1,21 @@
-//! Goes through the tree of names of a volume, each directory before what it holds.
+//! Goes through the tree of names of a volume, each directory before what it holds. A subvolume is
+//! a directory like any other.
 //!
 //! The walk needs memory for the directories, and for the depth of the tree, but not for the names
 //! of a directory. A directory is entered once, whatever names lead to it, so the walk ends on any
-//! volume. If nodes of the tree are lost, what lost its name with them comes at the end, in
-//! the root directory, by the name [`LOST_AND_FOUND`] and a number.
+//! volume. If nodes of a tree are lost, what lost its name with them comes at the end, in the root
+//! directory, by the name [`LOST_AND_FOUND`] and its numbers. So does a subvolume without a name.
 use crate::names::shown;
+use crate::object::ObjectId;
 use crate::tree_reader::TreeReader;
 use cairn_format::{
-    DirectoryEntry, FileType, Generation, INODE_FIRST, INODE_NUMBER_END, INODE_ROOT, InodeItem,
-    InodeNumber, ItemKind, Key, Timestamp,
+    DirectoryEntry, FileType, Generation, INODE_FIRST, INODE_ROOT, InodeItem, InodeNumber,
+    TREE_FILES, Timestamp,
 };
 use std::collections::{BTreeSet, HashSet};
 
-/// What has no name left stands in the root directory by this name and its inode's number.
+/// What has no name left stands in the root directory by this name and its inode's number; before
+/// that, if it is not of the first subvolume, the subvolume's and `-`.
 pub const LOST_AND_FOUND: &str = "lost+found-";
 
 /// Something with a name.
@@ -20,8 +23,8 @@ pub const LOST_AND_FOUND: &str = "lost+found-";
 pub struct Entry {
     /// Its name in the directory; empty for the root. Never `.` or `..`, and without `/` and NUL.
     pub name: Vec<u8>,
-    /// Its number.
-    pub inode: InodeNumber,
+    /// What it is: two names are hard links if this is the same.
+    pub object: ObjectId,
     /// Its type.
     pub file_type: FileType,
     /// Its attributes.
@@ -39,8 +42,8 @@ pub enum Step {
     Object(Entry),
     /// Something is lost or contradicts itself; it belongs to [`Walk::path`].
     Problem {
-        /// The inode.
-        inode: InodeNumber,
+        /// The object.
+        object: ObjectId,
         /// What is wrong, in words.
         problem: String,
     },
@@ -60,8 +63,8 @@ struct OpenDirectory {
 enum Rest {
     /// Nobody has looked.
     Unknown,
-    /// These inodes have no name.
-    Nameless(std::vec::IntoIter<InodeNumber>),
+    /// These have no name.
+    Nameless(std::vec::IntoIter<ObjectId>),
 }
 
 /// A walk through all names of a volume.
@@ -73,9 +76,9 @@ pub struct Walk<'r, 'a> {
     path_bytes: usize,
     /// Steps that come before anything else.
     waiting: Vec<Step>,
-    seen: HashSet<InodeNumber>,
-    /// Objects that a name led to; kept only if nodes are lost.
-    named: BTreeSet<u64>,
+    seen: HashSet<ObjectId>,
+    /// Objects that a name led to. If no nodes are lost, only subvolumes.
+    named: BTreeSet<ObjectId>,
     rest: Rest,
     began: bool,
 }
@@ -108,12 +111,12 @@ impl<'r, 'a> Walk<'r, 'a> {
         }
     }
 
-    fn problem(inode: InodeNumber, problem: impl Into<String>) -> Step {
-        Step::Problem { inode, problem: problem.into() }
+    fn problem(object: ObjectId, problem: impl Into<String>) -> Step {
+        Step::Problem { object, problem: problem.into() }
     }
 
     fn enter(&mut self, entry: Entry) -> Step {
-        self.seen.insert(entry.inode);
+        self.seen.insert(entry.object);
         self.open.push(OpenDirectory {
             entry: entry.clone(),
             next_slot: Some(0),
@@ -126,20 +129,20 @@ impl<'r, 'a> Walk<'r, 'a> {
 
     /// The root directory. If its attributes are lost, its names may be left.
     fn root(&mut self) -> Step {
-        let found = self.reader.attributes(INODE_ROOT);
+        let found = self.reader.attributes(ObjectId::ROOT);
         let whole = found.as_ref().ok().copied().flatten().filter(|item| {
             item.file_type().is_ok_and(|file_type| file_type == FileType::Directory)
         });
         if whole.is_none() {
             let problem = found.err().unwrap_or_else(|| "it does not exist".into());
             self.waiting.push(Self::problem(
-                INODE_ROOT,
+                ObjectId::ROOT,
                 format!("the attributes of the root directory are lost: {problem}"),
             ));
         }
         self.enter(Entry {
             name: Vec::new(),
-            inode: INODE_ROOT,
+            object: ObjectId::ROOT,
             file_type: FileType::Directory,
             attributes: whole.unwrap_or_else(placeholder),
         })
@@ -148,7 +151,7 @@ impl<'r, 'a> Walk<'r, 'a> {
     /// The next step in the directory that is open.
     fn next_in(&mut self, at: usize) -> Step {
         self.path.truncate(self.path_bytes);
-        let directory = self.open[at].entry.inode;
+        let directory = self.open[at].entry.object;
         let next = self.open[at].next_slot.and_then(|slot| self.reader.next_entry(directory, slot));
         let Some((slot, entry)) = next else { return self.leave() };
         self.open[at].next_slot = slot.checked_add(1);
@@ -164,120 +167,132 @@ impl<'r, 'a> Walk<'r, 'a> {
     /// The end of a directory; before it, what is wrong with its names as a whole.
     fn leave(&mut self) -> Step {
         let mut open = self.open.pop().expect("the caller has a directory open");
-        let (stated, inode) = (open.entry.attributes.entries, open.entry.inode);
+        let (stated, object) = (open.entry.attributes.entries, open.entry.object);
         if let Some(found) = open.names.take().filter(|found| *found != stated) {
             self.open.push(open);
             let problem = format!("{stated} names are in this directory, {found} were found");
-            return Self::problem(inode, problem);
+            return Self::problem(object, problem);
         }
         self.path_bytes = open.path_bytes;
         Step::Leave(open.entry)
     }
 
-    fn named_object(&mut self, directory: InodeNumber, name: DirectoryEntry) -> Step {
+    fn named_object(&mut self, directory: ObjectId, name: DirectoryEntry) -> Step {
         self.path.push(b'/');
         self.path.extend_from_slice(&name.name);
-        let inode = name.inode;
-        if self.reader.is_incomplete() {
-            self.named.insert(inode.0);
+        let object = ObjectId::named(directory.subvolume, name.target);
+        if self.reader.is_incomplete() || object.inode == INODE_ROOT {
+            self.named.insert(object);
         }
-        let attributes = match self.reader.attributes(inode) {
+        let named_type = name.target.file_type();
+        let attributes = match self.reader.attributes(object) {
             Ok(Some(attributes)) => attributes,
             // Its names may be left.
-            Ok(None) if name.file_type == FileType::Directory && self.has_names(inode) => {
+            Ok(None) if named_type == FileType::Directory && self.has_names(object) => {
                 self.waiting
-                    .push(Self::problem(inode, "the attributes of this directory are lost"));
+                    .push(Self::problem(object, "the attributes of this directory are lost"));
                 placeholder()
             }
             Ok(None) => {
-                let problem = format!("inode {inode}, which this name leads to, is lost");
+                let problem = format!("{object}, which this name leads to, is lost");
                 return Self::problem(directory, problem);
             }
-            Err(problem) => return Self::problem(inode, problem),
+            Err(problem) => return Self::problem(object, problem),
         };
         let Ok(file_type) = attributes.file_type() else {
-            return Self::problem(inode, "its type is unknown");
+            return Self::problem(object, "its type is unknown");
         };
-        if file_type != name.file_type {
-            let problem = format!("its name says {:?}, its inode {file_type:?}", name.file_type);
-            self.waiting.push(Self::problem(inode, problem));
+        if file_type != named_type {
+            let problem = format!("its name says {named_type:?}, its inode {file_type:?}");
+            self.waiting.push(Self::problem(object, problem));
         }
-        self.object(Entry { name: name.name, inode, file_type, attributes })
+        self.object(Entry { name: name.name, object, file_type, attributes })
     }
 
     fn object(&mut self, entry: Entry) -> Step {
         if entry.file_type != FileType::Directory {
             return Step::Object(entry);
         }
-        if self.seen.contains(&entry.inode) {
+        if self.seen.contains(&entry.object) {
             self.waiting.clear();
-            return Self::problem(entry.inode, "a second name of a directory");
+            return Self::problem(entry.object, "a second name of a directory");
         }
         self.enter(entry)
     }
 
-    fn has_names(&self, inode: InodeNumber) -> bool {
-        self.reader.next_entry(inode, 0).is_some()
+    fn has_names(&self, object: ObjectId) -> bool {
+        self.reader.next_entry(object, 0).is_some()
     }
 
     /// What has no name, once everything else is done.
     fn nameless(&mut self) -> Option<Step> {
         if let Rest::Unknown = self.rest {
-            let found = if self.reader.is_incomplete() { self.find_nameless() } else { Vec::new() };
-            self.rest = Rest::Nameless(found.into_iter());
+            self.rest = Rest::Nameless(self.find_nameless().into_iter());
         }
         loop {
             let Rest::Nameless(rest) = &mut self.rest else { return None };
-            let inode = rest.next()?;
-            if self.seen.contains(&inode) || self.named.contains(&inode.0) {
+            let object = rest.next()?;
+            if self.seen.contains(&object) || self.named.contains(&object) {
                 continue;
             }
-            let Ok(Some(attributes)) = self.reader.attributes(inode) else { continue };
+            let attributes = match self.reader.attributes(object) {
+                Ok(Some(attributes)) => attributes,
+                Ok(None) if self.has_names(object) => placeholder(),
+                _ => continue,
+            };
             let Ok(file_type) = attributes.file_type() else { continue };
             // It was to be removed, and nothing else says so any more.
-            if attributes.links == 0 {
+            if attributes.links == 0 && attributes != placeholder() {
                 continue;
             }
             self.path_bytes = 0;
             self.path.clear();
-            let name = format!("{LOST_AND_FOUND}{inode}").into_bytes();
+            let name = match object.subvolume {
+                TREE_FILES => format!("{LOST_AND_FOUND}{}", object.inode),
+                subvolume => format!("{LOST_AND_FOUND}{subvolume}-{}", object.inode),
+            };
+            let name = name.into_bytes();
             self.path.push(b'/');
             self.path.extend_from_slice(&name);
-            self.named.insert(inode.0);
-            let entry = Entry { name, inode, file_type, attributes };
-            self.waiting.push(Self::problem(inode, "its name is lost"));
+            self.named.insert(object);
+            let entry = Entry { name, object, file_type, attributes };
+            self.waiting.push(Self::problem(object, "its name is lost"));
             return Some(self.object(entry));
         }
     }
 
-    /// Inodes without a name that are not to be removed: those first that no nameless directory
-    /// names.
-    fn find_nameless(&self) -> Vec<InodeNumber> {
-        let (mut nameless, mut from) = (Vec::new(), INODE_FIRST);
-        let last = Key { inode: INODE_NUMBER_END, ..Key::MAX };
+    /// Subvolumes without a name, and in trees whose nodes are lost inodes without a name that are
+    /// not to be removed: those first that no nameless directory names.
+    fn find_nameless(&self) -> Vec<ObjectId> {
+        let mut nameless = Vec::new();
+        for subvolume in self.reader.subvolumes() {
+            let root = ObjectId::root_of(subvolume);
+            nameless.extend((!self.is_known(root)).then_some(root));
+            let mut from = root.sibling(InodeNumber(INODE_FIRST));
+            while let Some((object, has_attributes)) = self.reader.next_of_damaged(from) {
+                from = object.sibling(InodeNumber(object.inode.0 + 1));
+                let counts = has_attributes && !self.is_known(object);
+                if counts && !self.reader.is_to_be_removed(object) {
+                    nameless.push(object);
+                }
+            }
+        }
         let mut below = HashSet::new();
-        while let Some((key, _)) =
-            self.reader.next_item(Key { inode: from, kind: 0, offset: 0 }, last)
-        {
-            let inode = InodeNumber(key.inode);
-            from = key.inode + 1;
-            let known = self.seen.contains(&inode) || self.named.contains(&key.inode);
-            if known || key.kind != ItemKind::Inode as u8 {
-                continue;
-            }
-            if self.reader.is_to_be_removed(key.inode) {
-                continue;
-            }
-            nameless.push(inode);
+        for &object in &nameless {
             let mut slot = Some(0);
-            while let Some((at, entry)) = slot.and_then(|slot| self.reader.next_entry(inode, slot))
+            while let Some((at, entry)) = slot.and_then(|slot| self.reader.next_entry(object, slot))
             {
-                below.extend(entry.ok().map(|entry| entry.inode));
+                let named = entry.ok().map(|entry| ObjectId::named(object.subvolume, entry.target));
+                below.extend(named);
                 slot = at.checked_add(1);
             }
         }
-        nameless.sort_by_key(|inode| below.contains(inode));
+        nameless.sort_by_key(|object| below.contains(object));
         nameless
+    }
+
+    fn is_known(&self, object: ObjectId) -> bool {
+        self.seen.contains(&object) || self.named.contains(&object)
     }
 }
 

@@ -2,7 +2,7 @@
 use crate::image::{self, Image};
 use anyhow::{Context, bail};
 use cairn_blockdev::OpenMode;
-use cairn_format::{TREE_FILES, TREE_ROOTS, TreeId};
+use cairn_format::{TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId};
 use cairn_fsck::dump::{dump_log, dump_space, dump_super, dump_tree};
 use cairn_harness::console;
 use std::ops::RangeInclusive;
@@ -15,7 +15,7 @@ pub struct Arguments {
     /// What to show.
     #[arg(value_enum)]
     structure: Structure,
-    /// With "tree": which tree: files, roots, or a number.
+    /// With "tree": which tree: files (of the first subvolume), roots, subvolumes, or a number.
     #[arg(long, default_value = "files", value_parser = parse_tree)]
     tree: TreeId,
     /// With "tree": only the items of these inodes: 17, or 17-40.
@@ -42,10 +42,10 @@ fn parse_tree(text: &str) -> Result<TreeId, String> {
     match text {
         "files" => Ok(TREE_FILES),
         "roots" => Ok(TREE_ROOTS),
-        number => number
-            .parse()
-            .map(TreeId)
-            .map_err(|_| format!("\"{text}\" is not a tree; write files, roots or a number")),
+        "subvolumes" => Ok(TREE_SUBVOLUMES),
+        number => number.parse().map(TreeId).map_err(|_| {
+            format!("\"{text}\" is not a tree; write files, roots, subvolumes or a number")
+        }),
     }
 }
 
@@ -93,6 +93,7 @@ mod tests {
             assert!(parse_range(text).is_err(), "{text}");
         }
         assert_eq!(parse_tree("files"), Ok(TREE_FILES));
+        assert_eq!(parse_tree("subvolumes"), Ok(TREE_SUBVOLUMES));
         assert_eq!(parse_tree("7"), Ok(TreeId(7)));
         assert!(parse_tree("x").is_err());
     }

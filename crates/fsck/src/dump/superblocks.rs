@@ -43,6 +43,9 @@ pub struct SuperblockFields {
     pub root_generation: u64,
     pub root_level: u8,
     pub next_inode: u64,
+    pub inodes: u64,
+    pub next_tree: u64,
+    pub default_subvolume: u64,
     pub log_epoch: u64,
     pub log_tail_block: u64,
     pub log_tail_sequence: u64,
@@ -70,6 +73,9 @@ impl SuperblockFields {
             root_generation: superblock.root.generation.0,
             root_level: superblock.root.level,
             next_inode: superblock.next_inode,
+            inodes: superblock.inodes,
+            next_tree: superblock.next_tree.0,
+            default_subvolume: superblock.default_subvolume.0,
             log_epoch: superblock.log_epoch,
             log_tail_block: superblock.log_tail.block,
             log_tail_sequence: superblock.log_tail.sequence,
@@ -149,7 +155,8 @@ impl fmt::Display for SuperblockFields {
             "  root tree    block {}, generation {}, level {}",
             self.root_block, self.root_generation, self.root_level
         )?;
-        writeln!(f, "  next inode   {}", self.next_inode)?;
+        writeln!(f, "  next inode   {}, {} inodes", self.next_inode, self.inodes)?;
+        writeln!(f, "  subvolumes   next {}, default {}", self.next_tree, self.default_subvolume)?;
         writeln!(f, "  created      {} ns after 1970", self.created_ns)?;
         writeln!(
             f,

@@ -3,8 +3,9 @@ use crate::reader::Reader;
 use crate::{FsckError, superblocks};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
-    BlockNumber, BlockRange, DirectoryEntry, Extent, InodeItem, ItemKind, Key, NODE_BLOCKS, Node,
-    RootItem, TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
+    BlockNumber, BlockRange, DirectoryEntry, EntryTarget, Extent, InodeItem, ItemKind, Key,
+    NODE_BLOCKS, Node, RootItem, SubvolumeItem, TREE_ROOTS, TreeId, XattrItem, decode_orphan,
+    node::LEVELS_MAX,
 };
 use serde::Serialize;
 use std::fmt;
@@ -164,9 +165,16 @@ pub(super) fn describe_value(key: &Key, value: &[u8]) -> String {
                 item.root.block, item.root.generation, item.root.level
             )
         }),
+        Some(ItemKind::Subvolume) => {
+            SubvolumeItem::decode(value).map(|item| describe_subvolume(&item))
+        }
         Some(ItemKind::Inode) => InodeItem::decode(value).map(|item| describe_inode(&item)),
         Some(ItemKind::DirectoryEntry) => DirectoryEntry::decode(value).map(|entry| {
-            format!("{:?} → inode {} ({:?})", text(&entry.name), entry.inode, entry.file_type)
+            let target = match entry.target {
+                EntryTarget::Inode(inode, file_type) => format!("inode {inode} ({file_type:?})"),
+                EntryTarget::Subvolume(subvolume) => format!("subvolume {subvolume}"),
+            };
+            format!("{:?} → {target}", text(&entry.name))
         }),
         Some(ItemKind::Xattr) => XattrItem::decode(value)
             .map(|xattr| format!("{:?}, {} bytes", text(&xattr.name), xattr.value_bytes)),
@@ -181,6 +189,18 @@ pub(super) fn describe_value(key: &Key, value: &[u8]) -> String {
         Some(ItemKind::XattrPart) | None => Ok(format!("{} bytes", value.len())),
     };
     described.unwrap_or_else(|error| format!("damaged: {}", error.problem))
+}
+
+fn describe_subvolume(item: &SubvolumeItem) -> String {
+    let uuid: String = item.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!(
+        "in directory {} of subvolume {}, generation {}, created {} ns after 1970, {uuid}{}",
+        item.directory,
+        item.parent,
+        item.generation,
+        item.created_ns,
+        if item.is_dying { ", dying" } else { "" }
+    )
 }
 
 fn describe_inode(item: &InodeItem) -> String {

@@ -75,7 +75,7 @@ fn inode_of(volume: &TestVolume, name: &str) -> u64 {
         DirectoryEntry::decode(value).ok().filter(|entry| entry.name == name.as_bytes())
     };
     let entries = volume.items.iter().filter(|(key, _)| key.kind == ItemKind::DirectoryEntry as u8);
-    entries.filter_map(|(_, value)| named(value)).next().unwrap().inode.0
+    entries.filter_map(|(_, value)| named(value)).next().unwrap().target.inode().unwrap().0
 }
 
 #[test]

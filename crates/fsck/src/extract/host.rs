@@ -14,6 +14,7 @@ use std::io;
 use std::path::Path;
 
 use super::ExtractError;
+use crate::object::ObjectId;
 
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -125,7 +126,7 @@ pub(super) struct Host {
     levels: Vec<Level>,
     /// Directories with first names in them: the one above, and the name. The first is the root.
     places: Vec<(usize, Vec<u8>)>,
-    first_names: HashMap<u64, FirstName>,
+    first_names: HashMap<ObjectId, FirstName>,
 }
 
 /// Fails unless `path` does not exist, or is an empty directory.
@@ -252,9 +253,9 @@ impl Host {
         Ok(Made::Named(name.to_vec()))
     }
 
-    /// Gives the file with this inode, if it was made before, another name.
-    pub(super) fn link(&self, inode: u64, name: &[u8]) -> Option<Result<(), HostError>> {
-        let first = self.first_names.get(&inode)?;
+    /// Gives the object, if it was made before, another name.
+    pub(super) fn link(&self, object: ObjectId, name: &[u8]) -> Option<Result<(), HostError>> {
+        let first = self.first_names.get(&object)?;
         let linked = || -> Result<(), HostError> {
             let name = single(name)?;
             let made = self.open_place(first.directory).and_then(|directory| {
@@ -266,7 +267,7 @@ impl Host {
     }
 
     /// Remembers where a file with several names is.
-    pub(super) fn remember(&mut self, inode: u64, name: &[u8]) {
+    pub(super) fn remember(&mut self, object: ObjectId, name: &[u8]) {
         let mut above = 0;
         for level in &mut self.levels {
             above = *level.place.get_or_insert_with(|| {
@@ -274,7 +275,7 @@ impl Host {
                 self.places.len() - 1
             });
         }
-        self.first_names.insert(inode, FirstName { directory: above, name: name.to_vec() });
+        self.first_names.insert(object, FirstName { directory: above, name: name.to_vec() });
     }
 
     /// Opens a directory from the root on, name by name. Place 0 is the root.

@@ -153,8 +153,8 @@ impl Extraction<'_, '_> {
                     self.dress(walk.path(), &entry, &left)?;
                 }
                 Step::Object(entry) => self.object(walk.path(), &entry)?,
-                Step::Problem { inode, problem } => {
-                    self.report.add(Loss::new(walk.path(), inode.0, problem));
+                Step::Problem { object, problem } => {
+                    self.report.add(Loss::new(walk.path(), object, problem));
                 }
             }
         }
@@ -177,7 +177,7 @@ impl Extraction<'_, '_> {
         if error.ends_all() {
             return Err(ended(path, error));
         }
-        self.report.add(Loss::new(path, entry.inode.0, error.to_string()));
+        self.report.add(Loss::new(path, entry.object, error.to_string()));
         Ok(())
     }
 
@@ -196,7 +196,7 @@ impl Extraction<'_, '_> {
 
     fn object(&mut self, path: &[u8], entry: &Entry) -> Result<(), Ended> {
         let linked = entry.attributes.links > 1;
-        if linked && let Some(made) = self.host.link(entry.inode.0, &entry.name) {
+        if linked && let Some(made) = self.host.link(entry.object, &entry.name) {
             match made {
                 Ok(()) => {
                     self.report.hard_links += 1;
@@ -212,7 +212,7 @@ impl Extraction<'_, '_> {
             _ => self.special(path, entry)?,
         };
         if made && linked {
-            self.host.remember(entry.inode.0, &entry.name);
+            self.host.remember(entry.object, &entry.name);
         }
         Ok(())
     }
@@ -225,9 +225,9 @@ impl Extraction<'_, '_> {
                 return Ok(false);
             }
         };
-        let inode = entry.inode.0;
+        let object = entry.object;
         let reader = self.reader;
-        let written = reader.read_file(entry.inode, &entry.attributes, &mut |piece| {
+        let written = reader.read_file(object, &entry.attributes, &mut |piece| {
             match piece {
                 Piece::Data { offset_bytes, bytes } => {
                     self.expect_to_go_on()?;
@@ -235,16 +235,16 @@ impl Extraction<'_, '_> {
                     file.write(offset_bytes, bytes).map_err(|error| ended(path, error))?;
                 }
                 Piece::Damaged { offset_bytes, length_bytes, problem } => {
-                    let loss = Loss::data(path, inode, offset_bytes, length_bytes, problem);
+                    let loss = Loss::data(path, object, offset_bytes, length_bytes, problem);
                     self.report.add(loss);
                 }
-                Piece::Missing { problem } => self.report.add(Loss::new(path, inode, problem)),
+                Piece::Missing { problem } => self.report.add(Loss::new(path, object, problem)),
             }
             Ok(())
         });
         let ended_early = written.and_then(|()| match file.set_size(entry.attributes.size) {
             Err(error) if !error.ends_all() => {
-                self.report.add(Loss::new(path, inode, error.to_string()));
+                self.report.add(Loss::new(path, object, error.to_string()));
                 Ok(())
             }
             result => result.map_err(|error| ended(path, error)),
@@ -260,10 +260,10 @@ impl Extraction<'_, '_> {
     }
 
     fn symlink(&mut self, path: &[u8], entry: &Entry) -> Result<bool, Ended> {
-        let target = match self.reader.target(entry.inode, entry.attributes.size) {
+        let target = match self.reader.target(entry.object, entry.attributes.size) {
             Ok(target) => target,
             Err(problem) => {
-                self.report.add(Loss::new(path, entry.inode.0, problem));
+                self.report.add(Loss::new(path, entry.object, problem));
                 return Ok(false);
             }
         };
@@ -299,9 +299,9 @@ impl Extraction<'_, '_> {
     /// Sets owner, extended attributes, mode and times of what the host holds, in an order in which
     /// none undoes another.
     fn dress(&mut self, path: &[u8], entry: &Entry, made: &Made) -> Result<(), Ended> {
-        let xattrs = self.reader.xattrs(entry.inode);
+        let xattrs = self.reader.xattrs(entry.object);
         for problem in xattrs.problems {
-            self.report.add(Loss::new(path, entry.inode.0, problem));
+            self.report.add(Loss::new(path, entry.object, problem));
         }
         let attributes = &entry.attributes;
         let owners = match self.host.set_owner(made, attributes) {

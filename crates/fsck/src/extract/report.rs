@@ -1,7 +1,9 @@
 //! What an extraction copied, and what it could not.
+use crate::object::ObjectId;
 use crate::report::Finding;
 use crate::tree_reader::TreeReader;
 use crate::walk::shown_path;
+use cairn_format::TREE_FILES;
 use serde::Serialize;
 use std::fmt;
 
@@ -15,6 +17,8 @@ pub struct Loss {
     pub path: Option<String>,
     /// Its inode.
     pub inode: Option<u64>,
+    /// Its subvolume, unless that is the first one.
+    pub subvolume: Option<u64>,
     /// Of data: where the range begins that is a hole now.
     pub offset_bytes: Option<u64>,
     /// Of data: the length of that range.
@@ -24,14 +28,21 @@ pub struct Loss {
 }
 
 impl Loss {
-    pub(super) fn new(path: &[u8], inode: u64, problem: impl Into<String>) -> Self {
-        let (path, problem) = (Some(shown_path(path)), problem.into());
-        Self { path, inode: Some(inode), offset_bytes: None, length_bytes: None, problem }
+    pub(super) fn new(path: &[u8], object: ObjectId, problem: impl Into<String>) -> Self {
+        let subvolume = object.subvolume;
+        Self {
+            path: Some(shown_path(path)),
+            inode: Some(object.inode.0),
+            subvolume: (subvolume != TREE_FILES).then_some(subvolume.0),
+            offset_bytes: None,
+            length_bytes: None,
+            problem: problem.into(),
+        }
     }
 
     pub(super) fn data(
         path: &[u8],
-        inode: u64,
+        object: ObjectId,
         offset_bytes: u64,
         length_bytes: u64,
         problem: String,
@@ -39,7 +50,7 @@ impl Loss {
         Self {
             offset_bytes: Some(offset_bytes),
             length_bytes: Some(length_bytes),
-            ..Self::new(path, inode, problem)
+            ..Self::new(path, object, problem)
         }
     }
 
@@ -47,6 +58,7 @@ impl Loss {
         Self {
             path: None,
             inode: finding.inode,
+            subvolume: finding.subvolume,
             offset_bytes: None,
             length_bytes: None,
             problem: finding.to_string(),

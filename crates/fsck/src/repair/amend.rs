@@ -1,16 +1,19 @@
-//! Turns the gathered items into a file tree without contradictions. Whatever has a name or data is
-//! kept if possible; inodes without a name move to `lost+found`.
+//! Turns the gathered items into trees of files without contradictions. Whatever has a name or data
+//! is kept if possible; inodes without a name move to `lost+found` of their subvolume.
 //!
 //! 1. Attributes: an inode without its item gets one; impossible fields become possible ones.
 //! 2. Contents: extents (`extents`), extended attributes, targets of links.
 //! 3. Names: each leads to an inode, is in a slot of its hash, and occurs once; a directory has
 //!    one.
-//! 4. Inodes that are not reachable from the root and are no orphans move to `lost+found`.
+//! 4. Inodes that are not reachable from the root and are no orphans move to `lost+found`, and so do
+//!    subvolumes without a name.
 //! 5. Counts: links, entries, sizes, blocks, parents.
-use super::gather::{Attribute, GatheredInode, GatheredItems, invented_item};
+use super::gather::{Attribute, GatheredInode, GatheredItems, GatheredTrees, invented_item};
+use super::subvolumes::SubvolumeHomes;
 use cairn_format::{
-    DirectoryEntry, FileType, Generation, INODE_FIRST, INODE_NUMBER_END, INODE_ROOT, InodeItem,
-    InodeNumber, OrphanKind, Timestamp, XattrItem, blocks_for_bytes, hash_name, name_slot_range,
+    DirectoryEntry, EntryTarget, FileType, Generation, INODE_FIRST, INODE_NUMBER_END, INODE_ROOT,
+    InodeItem, InodeNumber, OrphanKind, TREE_FILES, Timestamp, TreeId, XattrItem, blocks_for_bytes,
+    hash_name, name_slot_range,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,24 +27,40 @@ pub(super) struct RepairRules {
     pub(super) generation: Generation,
 }
 
-/// Steps 1 to 5, after the extents are sorted out. Returns how many inodes moved to `lost+found`.
+/// Steps 1 to 5, after the extents are sorted out. Each subvolume may have a name only in its home.
+/// Returns how many inodes and subvolumes moved to `lost+found`.
 pub(super) fn amend(
-    gathered: &mut GatheredItems,
+    trees: &mut GatheredTrees,
     rules: &RepairRules,
+    find_homes: impl FnOnce(&GatheredTrees) -> SubvolumeHomes,
     next_inode: &mut u64,
 ) -> u64 {
-    attributes(gathered, rules);
-    gathered.inodes.iter_mut().for_each(|(_, inode)| contents(inode, rules));
-    names(gathered, rules);
-    let lost = unreachable(gathered);
-    let count = lost.len() as u64;
-    *next_inode = gathered
-        .inodes
-        .last_key_value()
-        .map_or(*next_inode, |(&last, _)| (*next_inode).max(last + 1));
-    rescue(gathered, &lost, rules, next_inode);
-    counts(gathered);
-    orphans(gathered);
+    for tree in trees.values_mut() {
+        attributes(tree, rules);
+        tree.inodes.iter_mut().for_each(|(_, inode)| contents(inode, rules));
+        let last = tree.inodes.last_key_value().map_or(0, |(&last, _)| last);
+        *next_inode = (*next_inode).max(last + 1);
+    }
+    let homes = find_homes(trees);
+    let (mut count, mut named) = (0, BTreeSet::from([TREE_FILES]));
+    for (&id, tree) in trees.iter_mut() {
+        let may_stand = |subvolume: TreeId, directory: u64| {
+            homes.get(&subvolume) == Some(&(id, directory)) && named.insert(subvolume)
+        };
+        names(tree, rules, may_stand);
+        let lost = unreachable(tree);
+        count += lost.len() as u64;
+        rescue(tree, &lost, rules, next_inode);
+    }
+    let unnamed: Vec<TreeId> = trees.keys().filter(|id| !named.contains(id)).copied().collect();
+    count += unnamed.len() as u64;
+    if let Some(first) = trees.get_mut(&TREE_FILES) {
+        rescue_subvolumes(first, &unnamed, rules, next_inode);
+    }
+    for tree in trees.values_mut() {
+        counts(tree);
+        orphans(tree);
+    }
     count
 }
 
@@ -130,8 +149,12 @@ fn xattrs(inode: &mut GatheredInode, rules: &RepairRules) {
     }
 }
 
-/// Step 3.
-fn names(gathered: &mut GatheredItems, rules: &RepairRules) {
+/// Step 3. `may_stand` says whether a subvolume may have its name in a directory, once.
+fn names(
+    gathered: &mut GatheredItems,
+    rules: &RepairRules,
+    mut may_stand: impl FnMut(TreeId, u64) -> bool,
+) {
     let types: BTreeMap<u64, FileType> = gathered
         .inodes
         .iter()
@@ -148,7 +171,7 @@ fn names(gathered: &mut GatheredItems, rules: &RepairRules) {
         for child in inode
             .entries
             .values()
-            .map(|entry| entry.inode.0)
+            .filter_map(|entry| entry.target.inode().map(|child| child.0))
             .filter(|child| types.get(child) == Some(&FileType::Directory))
         {
             let believed = parents.get(&child) == Some(&directory);
@@ -162,19 +185,26 @@ fn names(gathered: &mut GatheredItems, rules: &RepairRules) {
         let entries = std::mem::take(&mut inode.entries);
         let mut known = BTreeSet::new();
         for mut entry in entries.into_values() {
-            let child = entry.inode.0;
-            let Some(&file_type) = types.get(&child) else { continue };
-            let refused = child == INODE_ROOT.0
-                || entry.name == b"."
-                || entry.name == b".."
-                || known.contains(&entry.name);
-            let is_directory = file_type == FileType::Directory;
-            if refused
-                || (is_directory && (homes.get(&child) != Some(&directory) || !named.insert(child)))
-            {
+            if entry.name == b"." || entry.name == b".." || known.contains(&entry.name) {
                 continue;
             }
-            entry.file_type = file_type;
+            let child = match entry.target {
+                EntryTarget::Inode(child, _) => child,
+                EntryTarget::Subvolume(subvolume) => {
+                    if may_stand(subvolume, directory) {
+                        known.insert(entry.name.clone());
+                        insert_entry(inode, entry, rules);
+                    }
+                    continue;
+                }
+            };
+            let Some(&file_type) = types.get(&child.0) else { continue };
+            let is_directory = file_type == FileType::Directory;
+            let at_home = homes.get(&child.0) == Some(&directory);
+            if child == INODE_ROOT || (is_directory && (!at_home || !named.insert(child))) {
+                continue;
+            }
+            entry.target = EntryTarget::Inode(child, file_type);
             known.insert(entry.name.clone());
             insert_entry(inode, entry, rules);
         }
@@ -195,7 +225,8 @@ fn insert_entry(inode: &mut GatheredInode, entry: DirectoryEntry, rules: &Repair
 fn unreachable(gathered: &mut GatheredItems) -> Vec<u64> {
     let mut names: BTreeMap<u64, u64> = BTreeMap::new();
     for inode in gathered.inodes.values() {
-        inode.entries.values().for_each(|entry| *names.entry(entry.inode.0).or_default() += 1);
+        let children = inode.entries.values().filter_map(|entry| entry.target.inode());
+        children.for_each(|child| *names.entry(child.0).or_default() += 1);
     }
     let is_orphan = |number: &u64| gathered.orphans.get(number) == Some(&OrphanKind::Remove);
     let unnamed = gathered
@@ -219,10 +250,10 @@ fn unreachable(gathered: &mut GatheredItems) -> Vec<u64> {
         if reached.contains(&number) {
             continue;
         }
-        gathered
-            .inodes
-            .values_mut()
-            .for_each(|inode| inode.entries.retain(|_, entry| entry.inode.0 != number));
+        let is_other = |entry: &DirectoryEntry| entry.target.inode() != Some(InodeNumber(number));
+        for inode in gathered.inodes.values_mut() {
+            inode.entries.retain(|_, entry| is_other(entry));
+        }
         lost.push(number);
         reach(gathered, number, &mut reached);
     }
@@ -236,7 +267,8 @@ fn reach(gathered: &GatheredItems, start: u64, reached: &mut BTreeSet<u64>) {
         if reached.insert(number)
             && let Some(inode) = gathered.inodes.get(&number)
         {
-            todo.extend(inode.entries.values().map(|entry| entry.inode.0));
+            let children = inode.entries.values().filter_map(|entry| entry.target.inode());
+            todo.extend(children.map(|child| child.0));
         }
     }
 }
@@ -253,17 +285,47 @@ fn rescue(gathered: &mut GatheredItems, lost: &[u64], rules: &RepairRules, next_
             continue;
         };
         gathered.orphans.remove(&number);
-        let Some(directory) = gathered.inodes.get_mut(&home) else { continue };
-        let free = (0..).map(|attempt| {
-            if attempt == 0 { format!("#{number}") } else { format!("#{number}.{attempt}") }
-        });
-        for name in free.take(1000) {
-            let taken = directory.entries.values().any(|entry| entry.name == name.as_bytes());
-            let entry =
-                DirectoryEntry { inode: InodeNumber(number), file_type, name: name.into_bytes() };
-            if !taken && insert_entry(directory, entry, rules) {
-                break;
-            }
+        let target = EntryTarget::Inode(InodeNumber(number), file_type);
+        name_in(gathered, home, target, &format!("#{number}"), rules);
+    }
+}
+
+/// As [`rescue`], for subvolumes.
+fn rescue_subvolumes(
+    first: &mut GatheredItems,
+    unnamed: &[TreeId],
+    rules: &RepairRules,
+    next_inode: &mut u64,
+) {
+    if unnamed.is_empty() {
+        return;
+    }
+    let home = lost_and_found(first, rules, next_inode);
+    for &id in unnamed {
+        name_in(first, home, EntryTarget::Subvolume(id), &format!("#subvolume-{id}"), rules);
+    }
+}
+
+/// Gives something this name in a directory, or a name like it.
+fn name_in(
+    gathered: &mut GatheredItems,
+    directory: u64,
+    target: EntryTarget,
+    wanted: &str,
+    rules: &RepairRules,
+) {
+    let Some(directory) = gathered.inodes.get_mut(&directory) else { return };
+    let free =
+        (0..).map(
+            |attempt| {
+                if attempt == 0 { wanted.to_owned() } else { format!("{wanted}.{attempt}") }
+            },
+        );
+    for name in free.take(1000) {
+        let taken = directory.entries.values().any(|entry| entry.name == name.as_bytes());
+        let entry = DirectoryEntry { target, name: name.into_bytes() };
+        if !taken && insert_entry(directory, entry, rules) {
+            break;
         }
     }
 }
@@ -273,7 +335,11 @@ fn lost_and_found(gathered: &mut GatheredItems, rules: &RepairRules, next_inode:
     let mut name = LOST_AND_FOUND.to_owned();
     while let Some(root) = gathered.inodes.get(&INODE_ROOT.0) {
         match root.entries.values().find(|entry| entry.name == name.as_bytes()) {
-            Some(entry) if entry.file_type == FileType::Directory => return entry.inode.0,
+            Some(DirectoryEntry {
+                target: EntryTarget::Inode(home, FileType::Directory), ..
+            }) => {
+                return home.0;
+            }
             Some(_) => name.push('+'),
             None => break,
         }
@@ -293,8 +359,7 @@ fn lost_and_found(gathered: &mut GatheredItems, rules: &RepairRules, next_inode:
     gathered.inodes.insert(number, GatheredInode { item: Some(item), ..GatheredInode::default() });
     if let Some(root) = gathered.inodes.get_mut(&INODE_ROOT.0) {
         let entry = DirectoryEntry {
-            inode: InodeNumber(number),
-            file_type: FileType::Directory,
+            target: EntryTarget::Inode(InodeNumber(number), FileType::Directory),
             name: name.into_bytes(),
         };
         // If 256 names with this hash are in one directory, the inode stays without a name, and the
@@ -309,18 +374,18 @@ fn counts(gathered: &mut GatheredItems) {
     let mut links: BTreeMap<u64, u32> = BTreeMap::new();
     let mut parents: BTreeMap<u64, u64> = BTreeMap::from([(INODE_ROOT.0, INODE_ROOT.0)]);
     for (&directory, inode) in &gathered.inodes {
-        for entry in inode.entries.values() {
-            let count = links.entry(entry.inode.0).or_default();
+        for child in inode.entries.values().filter_map(|entry| entry.target.inode()) {
+            let count = links.entry(child.0).or_default();
             *count = count.saturating_add(1);
-            parents.insert(entry.inode.0, directory);
+            parents.insert(child.0, directory);
         }
     }
     for (number, inode) in &mut gathered.inodes {
         let (blocks, entries) =
             (inode.extents.values().map(|extent| extent.blocks).sum(), inode.entries.len() as u64);
+        let entry_types = inode.entries.values().map(|entry| entry.target.file_type());
         let subdirectories =
-            inode.entries.values().filter(|entry| entry.file_type == FileType::Directory).count()
-                as u32;
+            entry_types.filter(|file_type| *file_type == FileType::Directory).count() as u32;
         let names_bytes = inode.entries.values().map(|entry| entry.name.len() as u64).sum();
         let target_bytes = inode.target.values().map(|part| part.len() as u64).sum();
         let file_type = inode.file_type();

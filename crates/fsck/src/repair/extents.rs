@@ -3,15 +3,16 @@
 //!
 //! If two extents of one file hold data of the same file block, the one whose data matches its
 //! checksums gets the block, or else the newer one. The other one keeps the rest.
-use super::gather::GatheredItems;
+use super::gather::{GatheredInode, GatheredTrees};
 use crate::block_set::BlockSet;
+use crate::object::ObjectId;
 use crate::reader::{Reader, read_data};
 use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, Generation, blocks_for_bytes, checksum};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Drops the extents that can't be kept.
-pub(super) fn sort_out(gathered: &mut GatheredItems, reader: &Reader<'_>) {
-    for inode in gathered.inodes.values_mut() {
+pub(super) fn sort_out(trees: &mut GatheredTrees, reader: &Reader<'_>) {
+    for inode in inodes(trees) {
         let (mut end, mut overlap) = (0, false);
         inode.extents.retain(|&block, extent| {
             let file_end = block
@@ -30,7 +31,7 @@ pub(super) fn sort_out(gathered: &mut GatheredItems, reader: &Reader<'_>) {
     }
     let (mut once, mut twice) =
         (BlockSet::new(reader.blocks_present()), BlockSet::new(reader.blocks_present()));
-    for extent in gathered.inodes.values().flat_map(|inode| inode.extents.values()) {
+    for extent in inodes(trees).flat_map(|inode| inode.extents.values()) {
         for block in extent
             .range()
             .range()
@@ -43,7 +44,7 @@ pub(super) fn sort_out(gathered: &mut GatheredItems, reader: &Reader<'_>) {
     }
     let mut kept = BlockSet::new(reader.blocks_present());
     for round in [ClaimRound::Alone, ClaimRound::Verified, ClaimRound::Rest] {
-        for inode in gathered.inodes.values_mut() {
+        for inode in inodes(trees) {
             inode.extents.retain(|_, extent| {
                 let shared = extent.range().range().any(|block| twice.contains(block));
                 let claims = match round {
@@ -62,6 +63,10 @@ pub(super) fn sort_out(gathered: &mut GatheredItems, reader: &Reader<'_>) {
             });
         }
     }
+}
+
+fn inodes(trees: &mut GatheredTrees) -> impl Iterator<Item = &mut GatheredInode> {
+    trees.values_mut().flat_map(|tree| tree.inodes.values_mut())
 }
 
 /// The extents of one file, with each file block in only one of them.
@@ -103,12 +108,16 @@ enum ClaimRound {
 /// Cuts blocks that can't be read, or don't match their checksums, out of the files `given_up`.
 /// Returns how many.
 pub(super) fn drop_damaged(
-    gathered: &mut GatheredItems,
+    trees: &mut GatheredTrees,
     reader: &Reader<'_>,
-    given_up: &BTreeSet<u64>,
+    given_up: &BTreeSet<ObjectId>,
 ) -> u64 {
     let mut dropped = 0;
-    for (_, inode) in gathered.inodes.iter_mut().filter(|(number, _)| given_up.contains(number)) {
+    for object in given_up {
+        let tree = trees.get_mut(&object.subvolume);
+        let Some(inode) = tree.and_then(|tree| tree.inodes.get_mut(&object.inode.0)) else {
+            continue;
+        };
         for (start, extent) in std::mem::take(&mut inode.extents) {
             let good = good_blocks(reader, &extent);
             dropped += good.iter().filter(|good| !**good).count() as u64;

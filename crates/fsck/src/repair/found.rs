@@ -1,10 +1,10 @@
-//! Nodes of the file tree anywhere on the volume, whether a pointer leads to them or not.
+//! Nodes of damaged trees anywhere on the volume, whether a pointer leads to them or not.
 use super::versions::KeyClaim;
 use crate::bitmaps::Allocation;
 use crate::checker::Checker;
 use crate::reader::NODES_PER_READ;
 use cairn_format::{
-    BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, TREE_FILES,
+    BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, TreeId,
 };
 use std::collections::BTreeMap;
 
@@ -67,16 +67,18 @@ impl FoundLeaf {
     }
 }
 
-/// The nodes that a search found, by block.
+/// The nodes of one tree that a search found, by block.
+#[derive(Default)]
 pub(super) struct FoundNodes {
     pub(super) leaves: BTreeMap<u64, FoundLeaf>,
     pub(super) inner: BTreeMap<u64, Node>,
 }
 
 impl FoundNodes {
-    /// Finds all nodes except those that the check has used and those newer than the superblock. If
-    /// the bitmaps can be trusted, it searches only blocks that they mark used.
-    pub(super) fn search(checker: &Checker<'_>, allocation: &Allocation) -> Self {
+    /// Finds all nodes of the trees with lost nodes, except those that the check has used and those
+    /// newer than the superblock. If the bitmaps can be trusted, it searches only blocks that they
+    /// mark used.
+    pub(super) fn search(checker: &Checker<'_>, allocation: &Allocation) -> BTreeMap<TreeId, Self> {
         let reader = &checker.reader;
         let allocatable = checker.superblock.geometry.allocatable().range();
         let clusters = (allocatable.start..allocatable.end.min(reader.blocks_present()))
@@ -90,12 +92,16 @@ impl FoundNodes {
                 && (checker.doubtful_nodes.contains(start) || !checker.referenced.contains(*start))
         };
         let addresses: Vec<BlockNumber> = clusters.filter(possible).map(BlockNumber).collect();
-        let mut found = Self { leaves: BTreeMap::new(), inner: BTreeMap::new() };
+        let wanted = |tree: TreeId| {
+            checker.has_items_in(tree) && checker.lost_nodes.iter().any(|lost| lost.concerns(tree))
+        };
+        let mut trees = BTreeMap::<TreeId, Self>::new();
         for chunk in addresses.chunks(NODES_PER_READ) {
             for node in reader.nodes(chunk).into_iter().flatten() {
-                if node.tree() != TREE_FILES || node.generation() > checker.superblock.generation {
+                if !wanted(node.tree()) || node.generation() > checker.superblock.generation {
                     continue;
                 }
+                let found = trees.entry(node.tree()).or_default();
                 if node.level() > 0 {
                     found.inner.insert(node.address().0, node);
                 } else if let Some(leaf) = FoundLeaf::of(&node) {
@@ -103,6 +109,6 @@ impl FoundNodes {
                 }
             }
         }
-        found
+        trees
     }
 }

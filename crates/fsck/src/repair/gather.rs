@@ -2,8 +2,8 @@
 //! no reader could use them.
 use cairn_format::{
     DirectoryEntry, Extent, FileType, Generation, INODE_NUMBER_END, INODE_ORPHANS, INODE_ROOT,
-    InodeItem, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES, Timestamp, XATTR_INLINE_BYTES_MAX,
-    XattrItem, decode_orphan,
+    InodeItem, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES, Timestamp, TreeId,
+    XATTR_INLINE_BYTES_MAX, XattrItem, decode_orphan,
 };
 use std::collections::BTreeMap;
 
@@ -97,7 +97,10 @@ pub(super) fn invented_item(
     }
 }
 
-/// All inodes, and the orphan items.
+/// The items of all trees of files.
+pub(super) type GatheredTrees = BTreeMap<TreeId, GatheredItems>;
+
+/// All inodes of one tree, and its orphan items.
 #[derive(Default)]
 pub(super) struct GatheredItems {
     pub(super) inodes: BTreeMap<u64, GatheredInode>,

@@ -1,10 +1,10 @@
-//! Rebuilds the file tree: the repair of damage that changes of single blocks can't repair.
+//! Rebuilds the trees: the repair of damage that changes of single blocks can't repair.
 //!
 //! It gathers all readable items: those of the superblock's trees, on top of them the log as far as
 //! a mount would replay it, and leaves that only a damaged node led to (`salvage`). It drops what
 //! can't be kept and counts the rest anew (`gather`, `extents`, `amend`); inodes without a name
-//! move to `lost+found`. Then all of it becomes durable at once (`write`): a crash leaves the
-//! volume as it was before.
+//! move to `lost+found`. What happens to subvolumes is in `subvolumes`. Then all of it becomes
+//! durable at once (`write`): a crash leaves the volume as it was before.
 //!
 //! It needs memory for all items of the volume.
 mod amend;
@@ -13,6 +13,7 @@ mod found;
 mod gather;
 mod losses;
 mod salvage;
+mod subvolumes;
 mod versions;
 mod write;
 
@@ -21,12 +22,14 @@ use crate::bitmaps::{Allocation, allocation};
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
+use crate::object::ObjectId;
 use crate::report::{Finding, Losses};
 use cairn_format::{
-    COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition,
+    COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition, TREE_FILES,
+    TREE_SUBVOLUMES, TreeId,
 };
-use gather::GatheredItems;
-use salvage::Salvaged;
+use gather::GatheredTrees;
+use salvage::{ItemsByTree, Salvaged};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The results of a repair.
@@ -41,7 +44,7 @@ pub(crate) struct RepairSummary {
     /// The losses of the nodes at these blocks, in words.
     pub(crate) dropped_nodes: BTreeMap<u64, String>,
     /// Files whose damaged data was given up.
-    pub(crate) given_up: BTreeSet<u64>,
+    pub(crate) given_up: BTreeSet<ObjectId>,
     /// Other losses.
     pub(crate) lost: Vec<Finding>,
     pub(crate) losses: Losses,
@@ -69,44 +72,53 @@ impl Visitor for ItemCollector {
 /// damaged data of the inodes `given_up`.
 pub(crate) fn rebuild(
     checker: &Checker<'_>,
-    given_up: &BTreeSet<u64>,
+    given_up: &BTreeSet<ObjectId>,
 ) -> Result<RepairResult, FsckError> {
     if let Some(obstacle) = obstacle(checker) {
         return Ok(RepairResult::Impossible(obstacle));
     }
     let allocation = allocation(checker);
-    let (items, salvaged) = readable_items(checker, &allocation)?;
-    if items.is_empty() {
+    let (mut items, salvaged) = readable_items(checker, &allocation)?;
+    if items.get(&TREE_FILES).is_none_or(BTreeMap::is_empty) {
         return Ok(RepairResult::Impossible("nothing of the file tree can be read"));
     }
-    let mut gathered = GatheredItems::default();
-    // Parts of an extended attribute follow it in key order.
-    items.iter().for_each(|(key, value)| gathered.add(*key, value, INODE_FIRST));
-    drop(items);
-    let (mut lost, mut losses) = losses::of(&gathered, &checker.lost_nodes, &salvaged);
-    extents::sort_out(&mut gathered, &checker.reader);
-    let dropped = extents::drop_damaged(&mut gathered, &checker.reader, given_up);
+    let subvolume_items = items.remove(&TREE_SUBVOLUMES).unwrap_or_default();
+    let mut trees = gathered(items);
+    let found = subvolumes::found(checker, &subvolume_items, &mut trees);
+    let (mut lost, mut losses) = losses::of(&trees, &checker.lost_nodes, &salvaged);
+    extents::sort_out(&mut trees, &checker.reader);
+    let dropped = extents::drop_damaged(&mut trees, &checker.reader, given_up);
     losses.data_blocks = losses.data_blocks.saturating_add(dropped);
     let superblock_index = checker.superblocks.index_of_newest();
     let generation = next_generation(checker, superblock_index);
     let rules = amend::RepairRules { hash_seed: checker.superblock.hash_seed, generation };
-    let mut next_inode = checker.overlay.next_inode.clamp(INODE_FIRST, INODE_NUMBER_END);
-    let rescued = amend::amend(&mut gathered, &rules, &mut next_inode);
-    losses::add_paths(&gathered, &mut lost);
+    let mut next_inode = checker.counters.next_inode.clamp(INODE_FIRST, INODE_NUMBER_END);
+    let find_homes = |trees: &GatheredTrees| subvolumes::homes(&found, trees);
+    let rescued = amend::amend(&mut trees, &rules, find_homes, &mut next_inode);
+    losses::add_paths(&trees, &mut lost);
     // The extents of inodes that turned out to be no files are gone.
     let mut kept = BlockSet::new(checker.reader.blocks_present());
-    for extent in gathered.inodes.values().flat_map(|inode| inode.extents.values()) {
+    let inodes = trees.values().flat_map(|tree| tree.inodes.values());
+    for extent in inodes.flat_map(|inode| inode.extents.values()) {
         kept.insert(extent.range());
     }
     let log_tail = LogPosition {
         block: checker.superblock.log_tail.block,
         sequence: checker.superblock.log_tail.sequence.max(1),
     };
-    let commit = write::RepairCommit { generation, next_inode, log_tail, superblock_index };
-    let items = write::items(&gathered);
+    let subvolumes = subvolumes::settled(checker, found, &mut trees, generation);
+    let commit = write::RepairCommit {
+        generation,
+        next_inode,
+        next_tree: next_tree(checker, &trees),
+        default_subvolume: default_subvolume(checker, &subvolumes),
+        log_tail,
+        superblock_index,
+    };
+    let trees = write::trees(&trees, &subvolumes);
     if !write::commit(
         checker,
-        &items,
+        &trees,
         [&kept, &salvaged.nodes],
         [&allocation.used, &salvaged.found],
         &commit,
@@ -128,28 +140,46 @@ pub(crate) fn rebuild(
     }))
 }
 
+/// The items of the trees of files, by inode.
+fn gathered(items: ItemsByTree) -> GatheredTrees {
+    let mut trees = GatheredTrees::new();
+    for (id, items) in items {
+        let tree = trees.entry(id).or_default();
+        // Parts of an extended attribute follow it in key order.
+        items.iter().for_each(|(key, value)| tree.add(*key, value, INODE_FIRST));
+    }
+    trees
+}
+
 /// All items that can be read after replay, those of leaves among them that only a damaged node led
-/// to.
+/// to. Of the tree of subvolumes, only the latter.
 fn readable_items(
     checker: &Checker<'_>,
     allocation: &Allocation,
-) -> Result<(BTreeMap<Key, Vec<u8>>, Salvaged), FsckError> {
-    let mut collector = ItemCollector { items: BTreeMap::new() };
-    visit(&checker.reader, &checker.leaves, &checker.overlay, &mut collector)?;
-    let salvaged = salvage::lost_leaves(checker, allocation, &mut collector.items);
+) -> Result<(ItemsByTree, Salvaged), FsckError> {
+    let mut trees = ItemsByTree::new();
+    for tree in checker.trees.values() {
+        let mut collector = ItemCollector { items: BTreeMap::new() };
+        visit(&checker.reader, tree, &mut collector)?;
+        trees.insert(tree.id, collector.items);
+    }
+    let salvaged = salvage::lost_leaves(checker, allocation, &mut trees);
     // What the log removed stays removed, also if it was salvaged.
-    for (key, change) in &checker.overlay.changes {
-        if change.value.is_none() {
-            collector.items.remove(key);
+    for tree in checker.trees.values() {
+        let Some(items) = trees.get_mut(&tree.id) else { continue };
+        for (key, change) in &tree.changes.items {
+            if change.value.is_none() {
+                items.remove(key);
+            }
         }
     }
-    Ok((collector.items, salvaged))
+    Ok((trees, salvaged))
 }
 
-/// What is left of a damaged file tree.
+/// What is left of damaged trees.
 pub(crate) struct Remains {
-    /// Its items.
-    pub(crate) items: BTreeMap<Key, Vec<u8>>,
+    /// Their items.
+    pub(crate) trees: ItemsByTree,
     /// Whether they are all that there were.
     pub(crate) complete: bool,
     /// Blocks of items that may have been removed before.
@@ -158,9 +188,10 @@ pub(crate) struct Remains {
 
 /// Gathers what a repair would work with.
 pub(crate) fn remains(checker: &Checker<'_>) -> Result<Remains, FsckError> {
-    let (items, salvaged) = readable_items(checker, &allocation(checker))?;
+    let (mut trees, salvaged) = readable_items(checker, &allocation(checker))?;
+    trees.retain(|id, _| checker.lost_nodes.iter().any(|lost| lost.concerns(*id)));
     let (complete, surplus_blocks) = (salvaged.complete, salvaged.surplus_blocks);
-    Ok(Remains { items, complete, surplus_blocks })
+    Ok(Remains { trees, complete, surplus_blocks })
 }
 
 /// The losses of the unusable nodes whose items were not all found again.
@@ -168,7 +199,7 @@ fn dropped_nodes(checker: &Checker<'_>, salvaged: &Salvaged) -> BTreeMap<u64, St
     let mut dropped = BTreeMap::new();
     for lost in checker.lost_nodes.iter().filter(|_| !salvaged.complete) {
         let Some(block) = lost.block else { continue };
-        let items = losses::inodes(lost.keys);
+        let items = losses::items(lost.tree, lost.keys);
         let text = match salvaged.lost_leaves.contains_key(&block) {
             true if salvaged.older_versions.contains(&block) => {
                 format!("an older version was used; newer changes are lost: {items}")
@@ -193,7 +224,9 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
         superblock.generation.0,
         superblock.log_epoch,
         superblock.log_tail.sequence,
-        checker.overlay.generation_max.0,
+        checker.counters.generation_max.0,
+        superblock.next_tree.0,
+        checker.trees.keys().chain(checker.subvolumes.keys()).map(|id| id.0).max().unwrap_or(0),
     ];
     if superblock.features.read_only_compatible != 0 {
         Some("the volume uses features that this program can only read")
@@ -206,10 +239,24 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
     }
 }
 
+/// An id above those of all trees, also of those that are gone.
+fn next_tree(checker: &Checker<'_>, trees: &GatheredTrees) -> TreeId {
+    let known = trees.keys().chain(checker.trees.keys()).chain(checker.subvolumes.keys());
+    let last = known.max().copied().unwrap_or(TREE_FILES);
+    checker.superblock.next_tree.max(TreeId(last.0 + 1))
+}
+
+fn default_subvolume(checker: &Checker<'_>, subvolumes: &subvolumes::Subvolumes) -> TreeId {
+    let default = checker.superblock.default_subvolume;
+    let items = subvolumes.as_ref();
+    let lives = items.and_then(|items| items.get(&default)).is_some_and(|item| !item.is_dying);
+    if lives { default } else { TREE_FILES }
+}
+
 /// A generation above all existing ones, with the parity of the slot that does not hold the current
 /// superblock.
 fn next_generation(checker: &Checker<'_>, superblock_index: usize) -> Generation {
-    let next = checker.superblock.generation.max(checker.overlay.generation_max).next();
+    let next = checker.superblock.generation.max(checker.counters.generation_max).next();
     let wrong_slot = superblock_index < 2 && next.0 % 2 == superblock_index as u64;
     if wrong_slot { next.next() } else { next }
 }

@@ -1,7 +1,6 @@
-//! Finds leaves of the file tree that no inner node leads to any more, because one of those is
-//! damaged.
+//! Finds leaves of trees that no inner node leads to any more, because one of those is damaged.
 //!
-//! 1. Find all nodes of the file tree where one may be according to the bitmaps; everywhere if the
+//! 1. Find all nodes of such trees where one may be according to the bitmaps; everywhere if the
 //!    bitmaps can't be trusted (`found`).
 //! 2. Decide which of the leaves are in use (`versions`). If the root tree is damaged: those of a
 //!    whole tree that accounts for every block in use. Otherwise: those that the bitmaps mark used,
@@ -16,9 +15,10 @@ use super::versions::{self, KeyClaims};
 use crate::bitmaps::Allocation;
 use crate::block_set::BlockSet;
 use crate::checker::{Checker, LostNode};
+use crate::reader::Reader;
 use cairn_format::node::LEVELS_MAX;
-use cairn_format::{BlockNumber, BlockRange, Key, NODE_BLOCKS, Node, NodePointer};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use cairn_format::{BlockNumber, BlockRange, Key, NODE_BLOCKS, Node, TreeId};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The replacement for the lost nodes.
 pub(super) struct Salvaged {
@@ -30,8 +30,8 @@ pub(super) struct Salvaged {
     pub(super) found: BlockSet,
     /// Whether nothing is missing.
     pub(super) complete: bool,
-    /// Lost leaves: the block of each, and the keys that it may have held.
-    pub(super) lost_leaves: BTreeMap<BlockNumber, (Key, Option<Key>)>,
+    /// Lost leaves: the block of each, its tree, and the keys that it may have held.
+    pub(super) lost_leaves: BTreeMap<BlockNumber, (TreeId, (Key, Option<Key>))>,
     /// Those of them that an older version replaces.
     pub(super) older_versions: HashSet<BlockNumber>,
     /// Blocks in use that belong to no node or extent found.
@@ -40,11 +40,24 @@ pub(super) struct Salvaged {
     pub(super) surplus_blocks: u64,
 }
 
+/// Items by tree.
+pub(super) type ItemsByTree = BTreeMap<TreeId, BTreeMap<Key, Vec<u8>>>;
+
+/// The nodes of one tree to decide about.
+struct DamagedTree<'t> {
+    id: TreeId,
+    /// Lost nodes, in place of which others may be found.
+    lost: Vec<&'t LostNode>,
+    found: &'t FoundNodes,
+    /// Whether nothing points to the tree's root.
+    is_lost: bool,
+}
+
 /// Adds the items of such leaves to `items`, unless they are there already.
 pub(super) fn lost_leaves(
     checker: &Checker<'_>,
     allocation: &Allocation,
-    items: &mut BTreeMap<Key, Vec<u8>>,
+    items: &mut ItemsByTree,
 ) -> Salvaged {
     let mut salvaged = Salvaged {
         leaves: 0,
@@ -60,27 +73,54 @@ pub(super) fn lost_leaves(
         return salvaged;
     }
     let found = FoundNodes::search(checker, allocation);
-    for &block in found.leaves.keys().chain(found.inner.keys()) {
-        salvaged.found.insert(BlockRange::node(BlockNumber(block)));
+    for nodes in found.values() {
+        for &block in nodes.leaves.keys().chain(nodes.inner.keys()) {
+            salvaged.found.insert(BlockRange::node(BlockNumber(block)));
+        }
     }
-    let tree_is_lost = checker.lost_nodes.iter().any(|lost| lost.pointer.is_none());
-    let whole = if tree_is_lost { versions::whole_tree(checker, &found) } else { None };
-    let mut leaves: Vec<&FoundLeaf> = match &whole {
-        Some(blocks) => found.leaves.values().filter(|leaf| blocks.contains(&leaf.block)).collect(),
-        None if allocation.trusted => found.leaves.values().collect(),
-        None => versions::current(checker, allocation, &found),
+    // Trees of which nothing was found have lost nodes, too.
+    let nothing = FoundNodes::default();
+    let damaged = checker.lost_nodes.iter().map(|lost| lost.tree);
+    let damaged = damaged.filter(|id| checker.has_items_in(*id));
+    let ids: BTreeSet<TreeId> = damaged.chain(found.keys().copied()).collect();
+    let trees: Vec<DamagedTree<'_>> = ids
+        .into_iter()
+        .map(|id| {
+            let lost: Vec<_> = checker.lost_nodes.iter().filter(|lost| lost.concerns(id)).collect();
+            let is_lost = lost.iter().any(|lost| lost.pointer.is_none());
+            DamagedTree { id, lost, found: found.get(&id).unwrap_or(&nothing), is_lost }
+        })
+        .collect();
+    // Of several trees, none accounts for all blocks.
+    let whole = match &trees[..] {
+        [tree] if tree.is_lost => versions::whole_tree(checker, tree.found),
+        _ => None,
     };
-    leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation));
-    let in_use = merge(checker, &leaves, items, &mut salvaged);
+    let mut account = Account::default();
+    for tree in &trees {
+        let leaves = tree.found.leaves.values();
+        let mut leaves: Vec<&FoundLeaf> = match &whole {
+            Some(blocks) => leaves.filter(|leaf| blocks.contains(&leaf.block)).collect(),
+            None if allocation.trusted => leaves.collect(),
+            None => versions::current(&tree.lost, allocation, tree.found),
+        };
+        leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation));
+        let items = items.entry(tree.id).or_default();
+        let in_use = merge(&checker.reader, tree, &leaves, items, &mut salvaged);
+        if whole.is_none() {
+            account.add(checker, tree, &in_use, &mut salvaged);
+        }
+    }
     if whole.is_none() {
-        account(checker, &found, &in_use, &mut salvaged);
+        account.finish(checker, &mut salvaged);
     }
     salvaged
 }
 
 /// Step 3. Returns the leaves that are in use where a node is missing.
 fn merge<'f>(
-    checker: &Checker<'_>,
+    reader: &Reader<'_>,
+    tree: &DamagedTree<'_>,
     leaves: &[&'f FoundLeaf],
     items: &mut BTreeMap<Key, Vec<u8>>,
     salvaged: &mut Salvaged,
@@ -91,12 +131,9 @@ fn merge<'f>(
     let (mut newer, mut in_use) = (KeyClaims::default(), Vec::new());
     for together in leaves.chunk_by(|one, other| one.generation == other.generation) {
         for &leaf in together {
-            let Ok(node) = checker.reader.node(leaf.block) else { continue };
-            let lost: Vec<_> = checker
-                .lost_nodes
-                .iter()
-                .filter(|lost| lost.touches(&leaf.first, &leaf.last))
-                .collect();
+            let Ok(node) = reader.node(leaf.block) else { continue };
+            let lost: Vec<_> =
+                tree.lost.iter().filter(|lost| lost.touches(&leaf.first, &leaf.last)).collect();
             let (mut helped, mut counts) = (false, false);
             for (key, value) in node.items() {
                 let missing = lost.iter().any(|lost| lost.holds(&key));
@@ -163,32 +200,45 @@ fn needed_blocks(checker: &Checker<'_>) -> u64 {
     checker.superblock.used_blocks.saturating_sub(checker.referenced.count())
 }
 
-/// Step 4.
-fn account(
-    checker: &Checker<'_>,
-    found: &FoundNodes,
-    in_use: &[&FoundLeaf],
-    salvaged: &mut Salvaged,
-) {
-    let by_key = LeavesByKey::new(in_use);
-    for lost in &checker.lost_nodes {
-        let Some(pointer) = lost.leaf() else { continue };
-        match by_key.within(lost.keys).map(|leaf| leaf.generation).max() {
-            Some(generation) if generation == pointer.generation => continue,
-            Some(_) => drop(salvaged.older_versions.insert(pointer.block)),
-            None => {}
+/// Step 4: the blocks of the trees with lost nodes.
+#[derive(Default)]
+struct Account {
+    present_blocks: u64,
+}
+
+impl Account {
+    /// Counts what a tree has of them, and records its lost leaves.
+    fn add(
+        &mut self,
+        checker: &Checker<'_>,
+        tree: &DamagedTree<'_>,
+        in_use: &[&FoundLeaf],
+        salvaged: &mut Salvaged,
+    ) {
+        let by_key = LeavesByKey::new(in_use);
+        for lost in &tree.lost {
+            let Some(pointer) = lost.leaf() else { continue };
+            match by_key.within(lost.keys).map(|leaf| leaf.generation).max() {
+                Some(generation) if generation == pointer.generation => continue,
+                Some(_) => drop(salvaged.older_versions.insert(pointer.block)),
+                None => {}
+            }
+            salvaged.lost_leaves.insert(pointer.block, (tree.id, lost.keys));
         }
-        salvaged.lost_leaves.insert(pointer.block, lost.keys);
+        let leaf_blocks: u64 = in_use.iter().map(|leaf| NODE_BLOCKS + leaf.extent_blocks).sum();
+        let inner = inner_nodes(checker, tree, &by_key, &mut salvaged.lost_leaves);
+        self.present_blocks += leaf_blocks + inner * NODE_BLOCKS;
     }
-    let leaf_blocks: u64 = in_use.iter().map(|leaf| NODE_BLOCKS + leaf.extent_blocks).sum();
-    let inner = inner_nodes(checker, found, &by_key, &mut salvaged.lost_leaves);
-    let (needed, present) = (needed_blocks(checker), leaf_blocks + inner * NODE_BLOCKS);
-    salvaged.missing_blocks = needed.saturating_sub(present);
-    salvaged.surplus_blocks = present.saturating_sub(needed);
-    // Surplus blocks may hide missing ones.
-    salvaged.complete = salvaged.lost_leaves.is_empty()
-        && salvaged.missing_blocks == 0
-        && salvaged.surplus_blocks == 0;
+
+    fn finish(&self, checker: &Checker<'_>, salvaged: &mut Salvaged) {
+        let (needed, present) = (needed_blocks(checker), self.present_blocks);
+        salvaged.missing_blocks = needed.saturating_sub(present);
+        salvaged.surplus_blocks = present.saturating_sub(needed);
+        // Surplus blocks may hide missing ones.
+        salvaged.complete = salvaged.lost_leaves.is_empty()
+            && salvaged.missing_blocks == 0
+            && salvaged.surplus_blocks == 0;
+    }
 }
 
 /// The number of inner nodes that must exist below the lost ones, given the leaves in use. Of
@@ -197,23 +247,26 @@ fn account(
 /// to `lost`.
 fn inner_nodes(
     checker: &Checker<'_>,
-    found: &FoundNodes,
+    tree: &DamagedTree<'_>,
     in_use: &LeavesByKey<'_>,
-    lost: &mut BTreeMap<BlockNumber, (Key, Option<Key>)>,
+    lost: &mut BTreeMap<BlockNumber, (TreeId, (Key, Option<Key>))>,
 ) -> u64 {
-    let pointers: Vec<Option<NodePointer>> =
-        checker.lost_nodes.iter().map(|lost| lost.pointer).collect();
-    let tree_is_lost = pointers.iter().any(Option::is_none);
-    let levels = if tree_is_lost {
+    let found = tree.found;
+    let levels = if tree.is_lost {
         LEVELS_MAX
     } else {
-        pointers.iter().flatten().map(|pointer| pointer.level).max().unwrap_or(0)
+        tree.lost
+            .iter()
+            .filter_map(|lost| lost.pointer)
+            .map(|pointer| pointer.level)
+            .max()
+            .unwrap_or(0)
     };
     let mut below: HashMap<Version, Key> =
         in_use.leaves.iter().map(|leaf| (leaf.version(), leaf.first)).collect();
     let (mut unreadable, mut count) = (false, 0);
     for level in 1..levels {
-        let has_root = tree_is_lost && below.len() + usize::from(unreadable) <= 1;
+        let has_root = tree.is_lost && below.len() + usize::from(unreadable) <= 1;
         if has_root {
             break;
         }
@@ -233,14 +286,14 @@ fn inner_nodes(
         {
             let written_again = in_use.touches((lower, upper));
             if !below.contains_key(&child) && !written_again {
-                lost.insert(child.0, (lower, upper));
+                lost.insert(child.0, (tree.id, (lower, upper)));
             }
         }
         // A lost node of this level is the parent of the nodes below it, and counts as referred to.
         let at_level =
-            |lost: &&LostNode| lost.pointer.is_some_and(|pointer| pointer.level == level);
+            |lost: &&&LostNode| lost.pointer.is_some_and(|pointer| pointer.level == level);
         let has_known_parent =
-            |key: &Key| checker.lost_nodes.iter().filter(at_level).any(|lost| lost.holds(key));
+            |key: &Key| tree.lost.iter().filter(at_level).any(|lost| lost.holds(key));
         let without_parent =
             below.iter().any(|(child, key)| !parents.contains_key(child) && !has_known_parent(key));
         unreadable = without_parent || (unreadable && nodes.is_empty());

@@ -1,4 +1,4 @@
-//! Decides which of several versions of the file tree's nodes are in use, when no bitmap shows it.
+//! Decides which of several versions of a tree's nodes are in use, when no bitmap shows it.
 //!
 //! Nodes are never changed in place, so a node that is out of use never comes back into use. So
 //! what a node shows about its time refutes older nodes for ever:
@@ -9,7 +9,7 @@
 //! Then a node in use may seem out of use. The account of blocks shows that something is missing.
 use super::found::{FoundLeaf, FoundNodes, Version, children};
 use crate::bitmaps::Allocation;
-use crate::checker::Checker;
+use crate::checker::{Checker, LostNode};
 use cairn_format::{BlockNumber, BlockRange, Generation, Key, NODE_BLOCKS, Node};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -110,12 +110,12 @@ impl KeyClaims {
 
 /// Leaves that may be in use, as far as bitmaps and other nodes show.
 pub(super) fn current<'f>(
-    checker: &Checker<'_>,
+    lost_nodes: &[&LostNode],
     allocation: &Allocation,
     found: &'f FoundNodes,
 ) -> Vec<&'f FoundLeaf> {
     let mut claims = claims_of_inner_nodes(found);
-    claims.extend(checker.lost_nodes.iter().filter_map(|lost| {
+    claims.extend(lost_nodes.iter().filter_map(|lost| {
         let pointer = lost.leaf()?;
         let (lower, upper) = lost.keys;
         Some(KeyClaim {
@@ -137,10 +137,8 @@ pub(super) fn current<'f>(
             let contradicted = newest
                 .overlapping(leaf.first, leaf.last.successor())
                 .any(|(.., claimed)| claimed != leaf.version());
-            let belongs = checker
-                .lost_nodes
-                .iter()
-                .any(|lost| lost.holds(&leaf.first) && lost.holds(&leaf.last));
+            let belongs =
+                lost_nodes.iter().any(|lost| lost.holds(&leaf.first) && lost.holds(&leaf.last));
             !contradicted
                 && belongs
                 && allocation.may_hold(BlockRange::node(leaf.block), leaf.generation)

@@ -9,7 +9,8 @@
 //! 3. Write the superblock into the slot that does not hold the current one; flush. It has a new
 //!    log epoch, so nothing of the log is replayed on top of it. *Crash, torn: the old superblock.*
 //! 4. Write the superblock's copy, then the other slot, each flushed.
-use super::gather::GatheredItems;
+use super::gather::{GatheredItems, GatheredTrees};
+use super::subvolumes::Subvolumes;
 use crate::FsckError;
 use crate::bitmaps::{expected_bits, slot_in_use};
 use crate::block_set::BlockSet;
@@ -17,12 +18,13 @@ use crate::checker::Checker;
 use crate::reader::{Reader, write_block};
 use cairn_format::{
     Bitmap, BlockNumber, BlockRange, ChildPointer, Generation, Geometry, INODE_ORPHANS,
-    InodeNumber, ItemKind, Key, LogPosition, NODE_BLOCKS, Node, NodePointer, RootItem, Superblock,
-    TREE_FILES, TREE_ROOTS, TreeId, bitmap_generations_checksum, encode_orphan,
+    InodeNumber, ItemKind, Key, LogPosition, NODE_BLOCKS, Node, NodePointer, RootItem,
+    SubvolumeItem, Superblock, TREE_ROOTS, TREE_SUBVOLUMES, TreeId, bitmap_generations_checksum,
+    encode_orphan,
 };
 
-/// The items of the new file tree, in key order.
-pub(super) fn items(gathered: &GatheredItems) -> Vec<(Key, Vec<u8>)> {
+/// The items of a new tree of files, in key order.
+fn file_items(gathered: &GatheredItems) -> Vec<(Key, Vec<u8>)> {
     let mut items = Vec::new();
     for (&number, inode) in &gathered.inodes {
         let key = |kind, offset| Key::new(InodeNumber(number), kind, offset);
@@ -65,6 +67,19 @@ pub(super) fn items(gathered: &GatheredItems) -> Vec<(Key, Vec<u8>)> {
     );
     items.sort_by_key(|(key, _)| *key);
     items
+}
+
+/// A new tree: its items in key order.
+pub(super) type NewTree = (TreeId, Vec<(Key, Vec<u8>)>);
+
+/// The new trees besides the root tree: those of files, and that of the subvolumes if there are
+/// such.
+pub(super) fn trees(files: &GatheredTrees, subvolumes: &Subvolumes) -> Vec<NewTree> {
+    let item =
+        |(id, item): (&TreeId, &SubvolumeItem)| (Key::subvolume(*id), item.encode().to_vec());
+    let subvolumes = subvolumes.as_ref().map(|items| items.iter().map(item).collect());
+    let subvolumes = subvolumes.map(|items| (TREE_SUBVOLUMES, items));
+    subvolumes.into_iter().chain(files.iter().map(|(id, tree)| (*id, file_items(tree)))).collect()
 }
 
 /// Writes nodes into free clusters.
@@ -157,17 +172,19 @@ fn free_clusters(
 pub(super) struct RepairCommit {
     pub(super) generation: Generation,
     pub(super) next_inode: u64,
+    pub(super) next_tree: TreeId,
+    pub(super) default_subvolume: TreeId,
     pub(super) log_tail: LogPosition,
     /// Which of the three superblocks is current.
     pub(super) superblock_index: usize,
 }
 
-/// Steps 1 to 4. `extents` are the blocks of the items' extents, `sources` the salvaged nodes,
+/// Steps 1 to 4. `extents` are the blocks of the trees' extents, `sources` the salvaged nodes,
 /// `allocated` the content of the bitmaps, `found` all nodes on the volume. Returns whether there
 /// was room.
 pub(super) fn commit(
     checker: &Checker<'_>,
-    items: &[(Key, Vec<u8>)],
+    trees: &[NewTree],
     [extents, sources]: [&BlockSet; 2],
     [allocated, found]: [&BlockSet; 2],
     commit: &RepairCommit,
@@ -180,9 +197,12 @@ pub(super) fn commit(
         free,
         used: Vec::new(),
     };
-    let Some(files) = writer.tree(TREE_FILES, items)? else { return Ok(false) };
-    let root_item = vec![(Key::root(TREE_FILES), RootItem { root: files }.encode().to_vec())];
-    let Some(root) = writer.tree(TREE_ROOTS, &root_item)? else { return Ok(false) };
+    let mut root_items = Vec::new();
+    for (id, items) in trees {
+        let Some(root) = writer.tree(*id, items)? else { return Ok(false) };
+        root_items.push((Key::root(*id), RootItem { root }.encode().to_vec()));
+    }
+    let Some(root) = writer.tree(TREE_ROOTS, &root_items)? else { return Ok(false) };
     let mut referenced = extents.clone();
     for &node in &writer.used {
         referenced.insert(BlockRange::node(node));
@@ -197,6 +217,7 @@ pub(super) fn commit(
         write_block(device, address, &bitmap.encode(checker.reader.volume, address))?;
     }
     device.flush()?;
+    let is_inode = |(key, _): &&(Key, Vec<u8>)| key.kind == ItemKind::Inode as u8;
     let superblock = Superblock {
         generation: commit.generation,
         root,
@@ -204,7 +225,9 @@ pub(super) fn commit(
         log_epoch: checker.superblock.log_epoch + 1,
         log_tail: commit.log_tail,
         used_blocks: referenced.count(),
-        inodes: items.iter().filter(|(key, _)| key.kind == ItemKind::Inode as u8).count() as u64,
+        inodes: trees.iter().flat_map(|(_, items)| items).filter(is_inode).count() as u64,
+        next_tree: commit.next_tree,
+        default_subvolume: commit.default_subvolume,
         bitmaps_checksum: bitmap_generations_checksum(
             (0..geometry.groups()).map(|_| commit.generation),
         ),

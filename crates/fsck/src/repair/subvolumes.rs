@@ -1,0 +1,147 @@
+//! What a repair makes of the subvolumes.
+//!
+//! - A subvolume is kept if anything of its tree is left. Without an item it gets one.
+//! - A dying one stays so. Its items were being removed, so the repair leaves them all out.
+//! - Its home is a directory with an entry that names it: that in its item, or else the first. A
+//!   subvolume without a home, or in a circle of subvolumes, moves to `lost+found` of the first one.
+//! - The items state the homes; that of the first subvolume is always the same.
+use super::gather::GatheredTrees;
+use crate::checker::Checker;
+use cairn_format::{
+    COUNTER_WRITABLE_MAX, EntryTarget, FileType, Generation, INODE_ROOT, InodeNumber, Key,
+    SubvolumeItem, TREE_FILES, TreeId,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The items of the subvolumes; `None` if the volume has no tree for them.
+pub(super) type Subvolumes = Option<BTreeMap<TreeId, SubvolumeItem>>;
+
+/// The tree and the directory in which each subvolume has its name.
+pub(super) type SubvolumeHomes = BTreeMap<TreeId, (TreeId, u64)>;
+
+/// The items that are left, those among them that were `salvaged`. Takes the trees that are not to
+/// be kept out of `trees`.
+pub(super) fn found(
+    checker: &Checker<'_>,
+    salvaged: &BTreeMap<Key, Vec<u8>>,
+    trees: &mut GatheredTrees,
+) -> BTreeMap<TreeId, SubvolumeItem> {
+    let mut items = checker.subvolumes.clone();
+    for (key, value) in salvaged {
+        let id = TreeId(key.inode);
+        if *key == Key::subvolume(id)
+            && can_be_kept(id)
+            && let Ok(item) = SubvolumeItem::decode(value)
+        {
+            items.entry(id).or_insert(item);
+        }
+    }
+    let is_dying = |id: &TreeId| items.get(id).is_some_and(|item| item.is_dying);
+    trees.retain(|id, tree| {
+        *id == TREE_FILES || (!tree.inodes.is_empty() && !is_dying(id) && can_be_kept(*id))
+    });
+    items
+}
+
+/// Whether a volume with this subvolume can still be mounted for writing.
+fn can_be_kept(id: TreeId) -> bool {
+    id.holds_files() && id.0 < COUNTER_WRITABLE_MAX
+}
+
+/// The home of each subvolume that has one.
+pub(super) fn homes(
+    items: &BTreeMap<TreeId, SubvolumeItem>,
+    trees: &GatheredTrees,
+) -> SubvolumeHomes {
+    let mut homes = SubvolumeHomes::new();
+    for (&id, tree) in trees {
+        let directories =
+            tree.inodes.iter().filter(|(_, inode)| inode.file_type() == Some(FileType::Directory));
+        for (&directory, inode) in directories {
+            for entry in inode.entries.values() {
+                let EntryTarget::Subvolume(named) = entry.target else { continue };
+                let stated = items.get(&named).map(|item| (item.parent, item.directory.0));
+                let believed = stated == Some((id, directory));
+                if trees.contains_key(&named) && (believed || !homes.contains_key(&named)) {
+                    homes.insert(named, (id, directory));
+                }
+            }
+        }
+    }
+    open_circles(&mut homes);
+    homes
+}
+
+/// Takes one subvolume of each circle its home, so that it becomes one of the first subvolume.
+fn open_circles(homes: &mut SubvolumeHomes) {
+    let mut settled = BTreeSet::from([TREE_FILES]);
+    for id in homes.keys().copied().collect::<Vec<_>>() {
+        let (mut at, mut path) = (id, BTreeSet::new());
+        while !settled.contains(&at)
+            && let Some((parent, _)) = homes.get(&at)
+        {
+            if !path.insert(at) {
+                homes.remove(&at);
+                break;
+            }
+            at = *parent;
+        }
+        settled.extend(path);
+    }
+}
+
+/// The items of the repaired volume, once all names stand where they remain. Adds an empty tree
+/// for each dying subvolume.
+pub(super) fn settled(
+    checker: &Checker<'_>,
+    found: BTreeMap<TreeId, SubvolumeItem>,
+    trees: &mut GatheredTrees,
+    generation: Generation,
+) -> Subvolumes {
+    let superblock = &checker.superblock;
+    if !superblock.features.has_subvolumes() {
+        return None;
+    }
+    let first = SubvolumeItem {
+        parent: TREE_FILES,
+        directory: INODE_ROOT,
+        generation: Generation(0),
+        created_ns: superblock.created_ns,
+        is_dying: false,
+        uuid: superblock.volume.0,
+    };
+    let invented = |id| {
+        let uuid = invented_uuid(superblock.volume.0, id);
+        SubvolumeItem { generation, uuid, ..first }
+    };
+    let mut items = BTreeMap::from([(TREE_FILES, first)]);
+    for (&parent, tree) in trees.iter() {
+        for (&directory, inode) in &tree.inodes {
+            for entry in inode.entries.values() {
+                let EntryTarget::Subvolume(id) = entry.target else { continue };
+                let item = found.get(&id).copied().unwrap_or_else(|| invented(id));
+                let directory = InodeNumber(directory);
+                let made = item.generation.clamp(Generation(1), generation);
+                items.insert(id, SubvolumeItem { parent, directory, generation: made, ..item });
+            }
+        }
+    }
+    // If 256 names with its hash are in one directory, it has none, and the check reports that.
+    for &id in trees.keys() {
+        items.entry(id).or_insert_with(|| invented(id));
+    }
+    for (id, item) in found.into_iter().filter(|(id, item)| item.is_dying && *id != TREE_FILES) {
+        let made = item.generation.clamp(Generation(1), generation);
+        items.insert(id, SubvolumeItem { generation: made, ..item });
+        trees.insert(id, Default::default());
+    }
+    Some(items)
+}
+
+/// An identity that no other subvolume of the volume has.
+fn invented_uuid(mut uuid: [u8; 16], id: TreeId) -> [u8; 16] {
+    for (byte, other) in uuid.iter_mut().zip(id.0.to_be_bytes().into_iter().rev()) {
+        *byte ^= other;
+    }
+    uuid
+}
