@@ -5,7 +5,7 @@
 //! guard is dropped.
 use crate::target::{Entry, Open, Status, Target, TargetFile};
 use cairn_engine::{
-    AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode,
+    AttributeChange, Attributes, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode,
     TimeChange, Timestamp, Volume,
 };
 use std::io::{self, ErrorKind};
@@ -62,7 +62,7 @@ impl EngineTarget {
 /// A counted reference on an inode; the root's is not counted.
 struct Reference {
     volume: Volume,
-    inode: InodeNumber,
+    inode: InodeId,
     counted: bool,
 }
 

@@ -1,8 +1,8 @@
 //! `cairn fsck --extract` as a user meets it: what comes out, exit codes, messages.
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_engine::{
-    AllocateMode, AttributeChange, FileType, FsyncKind, InodeNumber, NewInode, TimeChange,
-    Timestamp, Volume, VolumeOptions, XattrMode,
+    AllocateMode, AttributeChange, FileType, FsyncKind, InodeId, NewInode, TimeChange, Timestamp,
+    Volume, VolumeOptions, XattrMode,
 };
 use cairn_environment::random::Seeded;
 use std::collections::BTreeMap;
@@ -437,7 +437,7 @@ fn a_full_host_is_reported_and_leaves_no_half_file() {
         for index in 0..20_u8 {
             let name = format!("file-{index}");
             let new = new(FileType::Regular, 0o644);
-            let file: InodeNumber = volume.create(volume.root(), name.as_bytes(), &new)?.inode;
+            let file: InodeId = volume.create(volume.root(), name.as_bytes(), &new)?.inode;
             volume.write(file, 0, &vec![index + 1; 300_000])?;
         }
         volume.sync()?;

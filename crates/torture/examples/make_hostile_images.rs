@@ -9,7 +9,7 @@ mod sparse_image;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{
-    AllocateMode, AttributeChange, FileType, FsyncKind, InodeNumber, NewInode, RenameMode, Volume,
+    AllocateMode, AttributeChange, FileType, FsyncKind, InodeId, NewInode, RenameMode, Volume,
     VolumeOptions, XattrMode,
 };
 use std::error::Error;
@@ -44,10 +44,10 @@ fn start(bytes: u64) -> Result<(Arc<SimulatedDevice>, Volume), Box<dyn Error>> {
 /// A file with `blocks` blocks that differ in a few bytes.
 fn file(
     volume: &Volume,
-    parent: InodeNumber,
+    parent: InodeId,
     name: &str,
     blocks: u64,
-) -> Result<InodeNumber, cairn_engine::Error> {
+) -> Result<InodeId, cairn_engine::Error> {
     let inode = volume.create(parent, name.as_bytes(), &FILE)?.inode;
     for block in 0..blocks {
         let mut bytes = [0; 4096];

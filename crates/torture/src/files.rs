@@ -1,7 +1,7 @@
 //! Small helpers on files of a volume, for tests that need no model.
 use crate::colliding::HASH_SEED;
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{Error, FileType, InodeNumber, NewInode, Volume};
+use cairn_engine::{Error, FileType, InodeId, NewInode, Volume};
 use std::collections::BTreeMap;
 
 /// What a new regular file is like.
@@ -26,7 +26,7 @@ pub fn format(device: &dyn cairn_blockdev::BlockDevice, log_bytes: u64) -> Resul
 ///
 /// # Errors
 /// Those of the volume.
-pub fn create(volume: &Volume, name: &[u8], data: &[u8]) -> Result<InodeNumber, Error> {
+pub fn create(volume: &Volume, name: &[u8], data: &[u8]) -> Result<InodeId, Error> {
     let inode = volume.create(volume.root(), name, &NEW_FILE)?.inode;
     volume.write(inode, 0, data).map(|()| inode).inspect_err(|_| volume.forget(inode, 1))
 }
@@ -35,7 +35,7 @@ pub fn create(volume: &Volume, name: &[u8], data: &[u8]) -> Result<InodeNumber, 
 ///
 /// # Errors
 /// Those of the volume.
-pub fn read_all(volume: &Volume, inode: InodeNumber) -> Result<Vec<u8>, Error> {
+pub fn read_all(volume: &Volume, inode: InodeId) -> Result<Vec<u8>, Error> {
     let size = volume.attributes(inode)?.size_bytes;
     let mut bytes = Vec::new();
     volume.read(inode, 0, size as usize, &mut bytes)?;

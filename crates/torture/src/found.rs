@@ -2,7 +2,7 @@
 //! can be judged many times, since one image may be what several crashes leave.
 use crate::contents::BLOCK_BYTES;
 use crate::snapshot::{Snapshot, of_volume, show};
-use cairn_engine::{Attributes, Error, FileType, InodeNumber, SeekTarget, Timestamp, Volume};
+use cairn_engine::{Attributes, Error, FileType, InodeId, SeekTarget, Timestamp, Volume};
 use std::collections::BTreeMap;
 
 /// Entries of a directory that are read at once.
@@ -47,9 +47,9 @@ pub struct FoundObject {
 #[derive(Clone, Debug)]
 pub struct Found {
     /// All names.
-    pub names: Snapshot<InodeNumber>,
+    pub names: Snapshot<InodeId>,
     /// All objects.
-    pub objects: BTreeMap<InodeNumber, FoundObject>,
+    pub objects: BTreeMap<InodeId, FoundObject>,
 }
 
 impl Found {
@@ -92,11 +92,7 @@ fn object(volume: &Volume, attributes: &Attributes) -> FoundObject {
 }
 
 /// What `seek` calls a hole must be zeros, and each hole and stretch of data comes to an end.
-pub(crate) fn holes_are_zeros(
-    volume: &Volume,
-    inode: InodeNumber,
-    bytes: &[u8],
-) -> Result<(), String> {
+pub(crate) fn holes_are_zeros(volume: &Volume, inode: InodeId, bytes: &[u8]) -> Result<(), String> {
     let size = bytes.len() as u64;
     let seek = |at, target| match volume.seek(inode, at, target) {
         Ok(found) if found < at || found > size => {

@@ -6,7 +6,7 @@
 //! Lock discipline: takes no lock.
 use cairn_blockdev::{AlignedBuffer, BlockPool};
 use cairn_engine::{
-    Attributes, DirectoryItem, Error, FsyncKind, InodeNumber, ReadAtOnce, Volume, WriteTimes,
+    Attributes, DirectoryItem, Error, FsyncKind, InodeId, ReadAtOnce, Volume, WriteTimes,
 };
 
 const BLOCK_BYTES: usize = 4096;
@@ -15,7 +15,7 @@ const BLOCK_BYTES: usize = 4096;
 pub(crate) fn read(
     volume: &Volume,
     way: usize,
-    inode: InodeNumber,
+    inode: InodeId,
     offset_bytes: u64,
     length_bytes: usize,
 ) -> Result<Vec<u8>, Error> {
@@ -43,7 +43,7 @@ pub(crate) fn read(
 /// of it nothing is planned.
 fn read_in_two_steps(
     volume: &Volume,
-    inode: InodeNumber,
+    inode: InodeId,
     offset_bytes: u64,
     buffer: &mut [u8],
 ) -> Option<usize> {
@@ -62,7 +62,7 @@ fn read_in_two_steps(
 pub(crate) fn write(
     volume: &Volume,
     way: usize,
-    inode: InodeNumber,
+    inode: InodeId,
     offset_bytes: u64,
     bytes: &[u8],
 ) -> Result<(), Error> {
@@ -81,8 +81,8 @@ pub(crate) fn write(
 pub(crate) fn copy_range(
     volume: &Volume,
     way: usize,
-    from: (InodeNumber, u64),
-    to: (InodeNumber, u64),
+    from: (InodeId, u64),
+    to: (InodeId, u64),
     length_bytes: u64,
 ) -> Result<u64, Error> {
     let at_once = match way % 2 {
@@ -96,7 +96,7 @@ pub(crate) fn copy_range(
 pub(crate) fn fsync(
     volume: &Volume,
     way: usize,
-    inode: InodeNumber,
+    inode: InodeId,
     kind: FsyncKind,
 ) -> Result<(), Error> {
     if way % 2 == 1 && volume.is_durable(inode, kind) {
@@ -109,7 +109,7 @@ pub(crate) fn fsync(
 pub(crate) fn read_directory(
     volume: &Volume,
     way: usize,
-    directory: InodeNumber,
+    directory: InodeId,
     cookie: u64,
     take: &mut dyn FnMut(DirectoryItem<'_>) -> bool,
 ) -> Result<(), Error> {

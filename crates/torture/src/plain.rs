@@ -11,7 +11,7 @@ use crate::snapshot::{differences, of_model, of_volume, show};
 use crate::workload::compare_outcome;
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::mkfs::mkfs;
-use cairn_engine::{Error, InodeNumber, SeekTarget, Volume, VolumeOptions};
+use cairn_engine::{Error, InodeId, SeekTarget, Volume, VolumeOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ fn compare_files(volume: &Volume, model: &Model, remounted: bool) -> Result<(), 
 
 fn compare_contents(
     volume: &Volume,
-    inode: InodeNumber,
+    inode: InodeId,
     contents: &crate::contents::Contents,
 ) -> Result<(), String> {
     let size = contents.size_bytes();
@@ -139,7 +139,7 @@ fn compare_contents(
 /// What `seek` calls a hole must be zeros, and it must come to an end.
 fn compare_holes(
     volume: &Volume,
-    inode: InodeNumber,
+    inode: InodeId,
     contents: &crate::contents::Contents,
 ) -> Result<(), String> {
     let size = contents.size_bytes();

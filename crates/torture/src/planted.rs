@@ -15,7 +15,7 @@ use crate::history::ClientHistory;
 use crate::promises::{Kind, Older, Promise};
 use crate::snapshot::{Snapshot, show};
 use crate::verdict::names_of;
-use cairn_engine::{FileType, InodeNumber, Timestamp};
+use cairn_engine::{FileType, InodeId, Timestamp};
 
 /// What is wrong with a planted state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +59,7 @@ impl Wrong {
 }
 
 /// A number that no object has.
-const NEW_INODE: InodeNumber = InodeNumber(u64::MAX);
+const NEW_INODE: InodeId = InodeId(u64::MAX);
 
 /// `found` with the older value of a promise, and where that is; none when what was found lacks
 /// the name that the promise is about.
@@ -174,7 +174,7 @@ pub(crate) fn out_of_order(
     }
     for (path, (facts, inode)) in &names_of(older, absent).names {
         // The number may be that of another object by now.
-        let moved = InodeNumber(inode.0 | 1 << 62);
+        let moved = InodeId(inode.0 | 1 << 62);
         mixed.objects.insert(moved, older.objects[inode].clone());
         mixed.names.names.insert(path.clone(), (facts.clone(), moved));
     }

@@ -11,7 +11,7 @@ use crate::operation::{
     symlink_target, xattr_name,
 };
 use cairn_engine::{
-    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode,
+    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeId, NewInode,
     RenameMode, TimeChange, Timestamp, Volume, XattrMode,
 };
 use std::collections::BTreeMap;
@@ -24,16 +24,16 @@ pub type FsyncEnded = Arc<dyn Fn(usize, Result<(), Error>) + Send + Sync>;
 pub struct Runner {
     volume: Volume,
     client: u8,
-    own: InodeNumber,
-    shared: InodeNumber,
-    handles: BTreeMap<u8, InodeNumber>,
+    own: InodeId,
+    shared: InodeId,
+    handles: BTreeMap<u8, InodeId>,
     fsync_ended: Option<FsyncEnded>,
 }
 
 /// A reference to an inode, given back at the end.
 struct Held<'v> {
     volume: &'v Volume,
-    inode: InodeNumber,
+    inode: InodeId,
     counted: bool,
 }
 
@@ -134,7 +134,7 @@ impl Runner {
     }
 
     /// The inodes of the own and the shared directory.
-    pub fn bases(&self) -> [InodeNumber; 2] {
+    pub fn bases(&self) -> [InodeId; 2] {
         [self.own, self.shared]
     }
 
@@ -145,7 +145,7 @@ impl Runner {
     }
 
     /// Inodes of the open handles.
-    pub fn handles(&self) -> &BTreeMap<u8, InodeNumber> {
+    pub fn handles(&self) -> &BTreeMap<u8, InodeId> {
         &self.handles
     }
 
@@ -196,7 +196,7 @@ impl Runner {
         Ok(Value::Nothing)
     }
 
-    fn keep(&mut self, handle: u8, inode: InodeNumber) {
+    fn keep(&mut self, handle: u8, inode: InodeId) {
         if let Some(old) = self.handles.insert(handle, inode) {
             self.volume.forget(old, 1);
         }
@@ -298,7 +298,7 @@ impl Runner {
     }
 
     /// The client's names in a directory. Each part begins at the cookie of the one before.
-    fn list(&self, way: usize, directory: InodeNumber, at_a_time: u8) -> Result<Value, Error> {
+    fn list(&self, way: usize, directory: InodeId, at_a_time: u8) -> Result<Value, Error> {
         let (mut names, mut cookie) = (Vec::new(), 0);
         loop {
             let mut left = at_a_time;

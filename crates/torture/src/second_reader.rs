@@ -8,11 +8,11 @@
 use crate::found::Found;
 use crate::snapshot::{hash, list, show};
 use cairn_blockdev::BlockDevice;
-use cairn_engine::{Attributes, Error, FileType, InodeNumber, SeekTarget, Volume};
+use cairn_engine::{Attributes, Error, FileType, InodeId, SeekTarget, Volume};
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, Geometry, InodeItem, Superblock, hash_name, name_slot_range,
+    BLOCK_SIZE, BlockNumber, Geometry, InodeItem, Superblock, TreeId, hash_name, name_slot_range,
 };
-use cairn_fsck::{Piece, Step, TreeReader, Walk, shown_path};
+use cairn_fsck::{ObjectId, Piece, Step, TreeReader, Walk, shown_path};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
@@ -37,8 +37,8 @@ pub struct Seen<'v> {
 #[derive(Clone, Debug, Default)]
 pub struct View<'v> {
     /// Directory and name, and what it leads to.
-    names: BTreeMap<(InodeNumber, Vec<u8>), InodeNumber>,
-    objects: BTreeMap<InodeNumber, Seen<'v>>,
+    names: BTreeMap<(ObjectId, Vec<u8>), ObjectId>,
+    objects: BTreeMap<ObjectId, Seen<'v>>,
 }
 
 /// Compares what was found in the volume on `device`, which the engine has opened for reading, with
@@ -74,11 +74,11 @@ pub fn read_all(device: &dyn BlockDevice) -> Result<Vec<String>, String> {
             Step::Problem { problem, .. } => problems.push(format!("{}: {problem}", path())),
             Step::Leave(_) => {}
             Step::Enter(entry) | Step::Object(entry) => {
-                problems.extend(reader.xattrs(entry.inode).problems);
+                problems.extend(reader.xattrs(entry.object).problems);
                 let size_bytes = entry.attributes.size;
                 match entry.file_type {
                     FileType::Symlink => {
-                        problems.extend(reader.target(entry.inode, size_bytes).err());
+                        problems.extend(reader.target(entry.object, size_bytes).err());
                     }
                     FileType::Regular => {
                         let mut take = |piece: Piece<'_>| {
@@ -90,7 +90,7 @@ pub fn read_all(device: &dyn BlockDevice) -> Result<Vec<String>, String> {
                             Ok::<(), ()>(())
                         };
                         let _always_ends =
-                            reader.read_file(entry.inode, &entry.attributes, &mut take);
+                            reader.read_file(entry.object, &entry.attributes, &mut take);
                     }
                     _ => {}
                 }
@@ -107,7 +107,7 @@ pub fn read_all(device: &dyn BlockDevice) -> Result<Vec<String>, String> {
 pub fn expect_names_to_be_found(device: &dyn BlockDevice) -> Result<(), String> {
     let reader = TreeReader::open(device, &mut |_| {}).map_err(|error| error.to_string())?;
     let seed = hash_seed(device).ok_or("no superblock can be read")?;
-    let mut directories: Vec<InodeNumber> = Vec::new();
+    let mut directories: Vec<ObjectId> = Vec::new();
     let mut walk = Walk::new(&reader);
     while let Some(step) = walk.next() {
         let entry = match step {
@@ -120,17 +120,17 @@ pub fn expect_names_to_be_found(device: &dyn BlockDevice) -> Result<(), String> 
         };
         if let Some(directory) = directories.last() {
             let found = look_up(&reader, &seed, *directory, &entry.name);
-            if found != Some(entry.inode) {
-                let found = found.map_or("nothing".to_owned(), |inode| format!("inode {inode}"));
+            if found != Some(entry.object) {
+                let found = found.map_or("nothing".to_owned(), |object| object.to_string());
                 return Err(format!(
-                    "the second reader lists {}, inode {}, and finds {found} by its hash",
+                    "the second reader lists {}, {}, and finds {found} by its hash",
                     shown_path(walk.path()),
-                    entry.inode
+                    entry.object
                 ));
             }
         }
         if let Step::Enter(entry) = step {
-            directories.push(entry.inode);
+            directories.push(entry.object);
         }
     }
     Ok(())
@@ -152,9 +152,9 @@ fn hash_seed(device: &dyn BlockDevice) -> Option<[u8; 16]> {
 fn look_up(
     reader: &TreeReader<'_>,
     seed: &[u8; 16],
-    directory: InodeNumber,
+    directory: ObjectId,
     name: &[u8],
-) -> Option<InodeNumber> {
+) -> Option<ObjectId> {
     let slots = name_slot_range(hash_name(seed, name));
     let mut from = *slots.start();
     loop {
@@ -163,16 +163,29 @@ fn look_up(
             return None;
         }
         match entry {
-            Ok(entry) if entry.name == name => return Some(entry.inode),
+            Ok(entry) if entry.name == name => {
+                return Some(ObjectId::named(directory.subvolume, entry.target));
+            }
             _ => from = slot + 1,
         }
     }
 }
 
+/// The identity of what the engine shows as `inode`.
+fn object_of(volume: &Volume, inode: InodeId) -> Result<ObjectId, Error> {
+    let subvolume = TreeId(volume.subvolume_of(inode)?.0);
+    Ok(ObjectId { subvolume, inode: inode.number() })
+}
+
+/// The attributes that the engine shows of an object, with its number in its subvolume.
+fn attributes_shown(volume: &Volume, inode: InodeId) -> Result<Attributes, Error> {
+    Ok(Attributes { inode: InodeId(inode.number().0), ..volume.attributes(inode)? })
+}
+
 /// An inode item as the engine shows it.
-fn attributes_of(inode: InodeNumber, file_type: FileType, item: &InodeItem) -> Attributes {
+fn attributes_of(object: ObjectId, file_type: FileType, item: &InodeItem) -> Attributes {
     Attributes {
-        inode,
+        inode: InodeId(object.inode.0),
         file_type,
         mode: item.mode,
         links: item.links,
@@ -215,15 +228,15 @@ impl<'v> View<'v> {
                 Step::Enter(entry) | Step::Object(entry) => entry,
             };
             if let Some(directory) = directories.last() {
-                view.names.insert((*directory, entry.name.clone()), entry.inode);
+                view.names.insert((*directory, entry.name.clone()), entry.object);
             }
             if entry.file_type == FileType::Directory {
-                directories.push(entry.inode);
+                directories.push(entry.object);
             }
-            if view.objects.contains_key(&entry.inode) {
+            if view.objects.contains_key(&entry.object) {
                 continue;
             }
-            let xattrs = reader.xattrs(entry.inode);
+            let xattrs = reader.xattrs(entry.object);
             if let Some(problem) = xattrs.problems.into_iter().next() {
                 return Err(failed(problem));
             }
@@ -233,13 +246,13 @@ impl<'v> View<'v> {
             xattrs.sort();
             let size_bytes = entry.attributes.size;
             let target = match entry.file_type {
-                FileType::Symlink => Some(reader.target(entry.inode, size_bytes).map_err(failed)?),
+                FileType::Symlink => Some(reader.target(entry.object, size_bytes).map_err(failed)?),
                 _ => None,
             };
             let data = (entry.file_type == FileType::Regular)
-                .then(|| data_of_second_reader(&reader, entry.inode, &entry.attributes));
-            let attributes = attributes_of(entry.inode, entry.file_type, &entry.attributes);
-            view.objects.insert(entry.inode, Seen { attributes, target, xattrs, data });
+                .then(|| data_of_second_reader(&reader, entry.object, &entry.attributes));
+            let attributes = attributes_of(entry.object, entry.file_type, &entry.attributes);
+            view.objects.insert(entry.object, Seen { attributes, target, xattrs, data });
         }
         Ok(view)
     }
@@ -252,13 +265,15 @@ impl<'v> View<'v> {
         let mut view = Self::default();
         for (path, (facts, inode)) in &found.names.names {
             let failed = |error: Error| format!("{}: {error}", show(path));
+            let object = object_of(volume, *inode).map_err(failed)?;
             if let Some((name, above)) = path.split_last() {
-                view.names.insert((found.names.names[above].1, name.clone()), *inode);
+                let directory = object_of(volume, found.names.names[above].1).map_err(failed)?;
+                view.names.insert((directory, name.clone()), object);
             }
-            if view.objects.contains_key(inode) {
+            if view.objects.contains_key(&object) {
                 continue;
             }
-            let attributes = volume.attributes(*inode).map_err(failed)?;
+            let attributes = attributes_shown(volume, *inode).map_err(failed)?;
             let data = match &found.objects[inode].bytes {
                 None => None,
                 Some(Err(problem)) => Some(Err(problem.clone())),
@@ -270,7 +285,7 @@ impl<'v> View<'v> {
                 }
             };
             let (target, xattrs) = (facts.target.clone(), facts.xattrs.clone());
-            view.objects.insert(*inode, Seen { attributes, target, xattrs, data });
+            view.objects.insert(object, Seen { attributes, target, xattrs, data });
         }
         Ok(view)
     }
@@ -283,28 +298,30 @@ impl<'v> View<'v> {
         let mut view = Self::default();
         let root = volume.root();
         let failed = |error: Error| error.to_string();
-        view.objects.insert(root, seen_by_engine(volume, root).map_err(failed)?);
+        let object = |inode| object_of(volume, inode).map_err(failed);
+        view.objects.insert(object(root)?, seen_by_engine(volume, root).map_err(failed)?);
         let mut todo = vec![root];
         while let Some(directory) = todo.pop() {
             for (name, inode, file_type) in
                 list(volume, directory, LISTING_BATCH).map_err(failed)?
             {
-                view.names.insert((directory, name), inode);
-                if view.objects.contains_key(&inode) {
+                let named = object(inode)?;
+                view.names.insert((object(directory)?, name), named);
+                if view.objects.contains_key(&named) {
                     continue;
                 }
                 if file_type == FileType::Directory {
                     todo.push(inode);
                 }
-                view.objects.insert(inode, seen_by_engine(volume, inode).map_err(failed)?);
+                view.objects.insert(named, seen_by_engine(volume, inode).map_err(failed)?);
             }
         }
         Ok(view)
     }
 }
 
-fn seen_by_engine(volume: &Volume, inode: InodeNumber) -> Result<Seen<'static>, Error> {
-    let attributes = volume.attributes(inode)?;
+fn seen_by_engine(volume: &Volume, inode: InodeId) -> Result<Seen<'static>, Error> {
+    let attributes = attributes_shown(volume, inode)?;
     let mut xattrs = Vec::new();
     for name in volume.list_xattrs(inode)? {
         let value = volume.get_xattr(inode, &name)?;
@@ -331,11 +348,11 @@ fn seen_by_engine(volume: &Volume, inode: InodeNumber) -> Result<Seen<'static>, 
 
 fn data_of_second_reader(
     reader: &TreeReader<'_>,
-    inode: InodeNumber,
+    object: ObjectId,
     attributes: &InodeItem,
 ) -> Result<Data<'static>, String> {
     let mut data: Vec<(u64, Vec<u8>)> = Vec::new();
-    reader.read_file(inode, attributes, &mut |piece| match piece {
+    reader.read_file(object, attributes, &mut |piece| match piece {
         Piece::Data { offset_bytes, bytes } => {
             match data.last_mut() {
                 Some((start, known)) if *start + known.len() as u64 == offset_bytes => {
@@ -351,11 +368,7 @@ fn data_of_second_reader(
 }
 
 /// The ranges of a file that the engine does not call holes.
-fn data_ranges(
-    volume: &Volume,
-    inode: InodeNumber,
-    size_bytes: u64,
-) -> Result<Vec<(u64, u64)>, Error> {
+fn data_ranges(volume: &Volume, inode: InodeId, size_bytes: u64) -> Result<Vec<(u64, u64)>, Error> {
     let (mut ranges, mut at) = (Vec::new(), 0);
     while at < size_bytes {
         let start = match volume.seek(inode, at, SeekTarget::Data) {
@@ -394,15 +407,14 @@ fn of_ranges<'v>(bytes: &'v [u8], ranges: &[(u64, u64)]) -> Result<Data<'v>, Str
 /// There is one.
 pub fn difference(engine: &View<'_>, second: &View<'_>) -> Result<(), String> {
     let places = places(engine).chain(places(second)).collect::<HashMap<_, _>>();
-    let differ = |inode: InodeNumber, what: &str, engine: &str, second: &str| {
-        let path = path_of(&places, inode);
+    let differ = |object: ObjectId, what: &str, engine: &str, second: &str| {
+        let path = path_of(&places, object);
         Err(format!(
-            "two readers differ in {what} of {path}, inode {inode}: the engine sees {engine}, the second reader {second}"
+            "two readers differ in {what} of {path}, {object}: the engine sees {engine}, the second reader {second}"
         ))
     };
-    let named = |inode: Option<&InodeNumber>| {
-        inode.map_or("nothing".to_owned(), |inode| format!("inode {inode}"))
-    };
+    let named =
+        |object: Option<&ObjectId>| object.map_or("nothing".to_owned(), ToString::to_string);
     for key in engine.names.keys().chain(second.names.keys()) {
         let (one, other) = (engine.names.get(key), second.names.get(key));
         if one != other {
@@ -486,12 +498,12 @@ fn data_difference(engine: &Data<'_>, second: &Data<'_>) -> Option<(&'static str
 }
 
 /// Where each object has a name.
-fn places<'p>(view: &'p View<'_>) -> impl Iterator<Item = (InodeNumber, (InodeNumber, &'p [u8]))> {
+fn places<'p>(view: &'p View<'_>) -> impl Iterator<Item = (ObjectId, (ObjectId, &'p [u8]))> {
     view.names.iter().map(|((directory, name), inode)| (*inode, (*directory, &name[..])))
 }
 
-fn path_of(places: &HashMap<InodeNumber, (InodeNumber, &[u8])>, inode: InodeNumber) -> String {
-    let (mut names, mut at) = (Vec::new(), inode);
+fn path_of(places: &HashMap<ObjectId, (ObjectId, &[u8])>, object: ObjectId) -> String {
+    let (mut names, mut at) = (Vec::new(), object);
     while let Some((directory, name)) = places.get(&at)
         && names.len() <= places.len()
     {

@@ -45,7 +45,7 @@ fn volume() -> Arc<SimulatedDevice> {
     device
 }
 
-fn file_of(view: &View<'_>) -> InodeNumber {
+fn file_of(view: &View<'_>) -> ObjectId {
     *view.names.iter().find(|((_, name), _)| name == b"again").expect("it has two names").1
 }
 
@@ -78,16 +78,16 @@ fn each_lie_of_either_reader_is_noticed() {
     }
     let lies: [Lie; 20] = [
         ("the name \"again\"", |view| {
-            let root = InodeNumber(1);
+            let root = ObjectId::ROOT;
             view.names.remove(&(root, b"again".to_vec()));
         }),
         ("the name \"link\"", |view| {
             let file = file_of(view);
-            view.names.insert((InodeNumber(1), b"link".to_vec()), file);
+            view.names.insert((ObjectId::ROOT, b"link".to_vec()), file);
         }),
         ("the name \"more\"", |view| {
             let file = file_of(view);
-            view.names.insert((InodeNumber(1), b"more".to_vec()), file);
+            view.names.insert((ObjectId::ROOT, b"more".to_vec()), file);
         }),
         ("the existence", |view| {
             let file = file_of(view);
@@ -136,7 +136,7 @@ fn a_hole_that_reads_as_data_is_noticed() {
     let device = volume();
     let engine = open(&device, true);
     let mut found = Found::read(&engine).expect("it is whole");
-    let file = file_of(&View::of_second_reader(&*device).expect("it is whole"));
+    let file = InodeId(file_of(&View::of_second_reader(&*device).expect("it is whole")).inode.0);
     let object = found.objects.get_mut(&file).expect("it exists");
     object.bytes.as_mut().expect("a file").as_mut().expect("whole")[50_000] = 9;
     let told = compare(&*device, &engine, &found).expect_err("a hole holds a byte");
@@ -151,7 +151,7 @@ fn another_state_of_the_device_is_noticed() {
     let found = Found::read(&engine).expect("it is whole");
     let later = Arc::new(device.snapshot());
     let changed = open(&later, false);
-    let file = file_of(&View::of_second_reader(&*device).expect("it is whole"));
+    let file = InodeId(file_of(&View::of_second_reader(&*device).expect("it is whole")).inode.0);
     let change = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
     changed.set_attributes(file, &change).expect("it exists");
     changed.close().expect("it closes");

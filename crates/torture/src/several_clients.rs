@@ -10,7 +10,7 @@ use crate::contents::{Tag, pattern};
 use crate::files::{NEW_FILE, create, format, read_all, read_named};
 use crate::uneven::Uneven;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::{Error, FsyncKind, InodeNumber, RenameMode, Volume, VolumeOptions};
+use cairn_engine::{Error, FsyncKind, InodeId, RenameMode, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
@@ -61,7 +61,7 @@ impl Way {
     const ALL: [Way; 4] =
         [Way::Blocking, Way::Callback, Way::Brief { flush: true }, Way::Brief { flush: false }];
 
-    fn fsync(self, volume: &Volume, inode: InodeNumber) -> Result<(), Error> {
+    fn fsync(self, volume: &Volume, inode: InodeId) -> Result<(), Error> {
         let (sender, told) = std::sync::mpsc::channel();
         let completion = Box::new(move |result| {
             let _ = sender.send(result);
@@ -85,7 +85,7 @@ struct Ended {
 
 /// One file: its versions, each of which holds the whole file, and its names.
 pub struct File {
-    inode: InodeNumber,
+    inode: InodeId,
     names: Vec<Vec<u8>>,
     versions: Vec<Vec<u8>>,
     /// The versions and the names from here on may be those in memory.

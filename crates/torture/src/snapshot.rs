@@ -6,7 +6,7 @@
 use crate::model::{Body, Layout, Model, NodeId};
 use crate::operation::{Name, Special};
 use crate::runner::special_type;
-use cairn_engine::{Attributes, Error, FileType, InodeNumber, Volume};
+use cairn_engine::{Attributes, Error, FileType, InodeId, Volume};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -213,9 +213,9 @@ fn found_facts(volume: &Volume, attributes: &Attributes) -> Result<Facts, Error>
 /// Those of the volume.
 pub fn list(
     volume: &Volume,
-    directory: InodeNumber,
+    directory: InodeId,
     batch: usize,
-) -> Result<Vec<(Vec<u8>, InodeNumber, FileType)>, Error> {
+) -> Result<Vec<(Vec<u8>, InodeId, FileType)>, Error> {
     let (mut entries, mut cookie) = (Vec::new(), 0);
     loop {
         let before = entries.len();
@@ -237,7 +237,7 @@ pub fn list(
 ///
 /// # Errors
 /// Those of the volume.
-pub fn of_volume(volume: &Volume, batch: usize) -> Result<Snapshot<InodeNumber>, Error> {
+pub fn of_volume(volume: &Volume, batch: usize) -> Result<Snapshot<InodeId>, Error> {
     let root = volume.root();
     let mut names = BTreeMap::from([(
         FullPath::new(),
@@ -274,7 +274,7 @@ pub fn of_volume(volume: &Volume, batch: usize) -> Result<Snapshot<InodeNumber>,
 }
 
 /// The part of a whole volume's snapshot that belongs to one client, as [`of_model`] shows it.
-pub fn of_client(whole: &Snapshot<InodeNumber>, client: u8) -> Snapshot<InodeNumber> {
+pub fn of_client(whole: &Snapshot<InodeId>, client: u8) -> Snapshot<InodeId> {
     let own = crate::model::own_name(client);
     let belongs = |path: &FullPath| match path.first() {
         Some(first) if *first == own => true,

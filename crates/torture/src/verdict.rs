@@ -5,7 +5,7 @@ use crate::history::{ClientHistory, FileHistory, NotedTimes, TimesHistory, value
 use crate::model::{Layout, NodeId};
 use crate::sabotage::Sabotage;
 use crate::snapshot::{Snapshot, differences, of_client, show};
-use cairn_engine::{InodeNumber, Timestamp, Volume};
+use cairn_engine::{InodeId, Timestamp, Volume};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -127,10 +127,7 @@ fn verdict(
 }
 
 /// The part of a namespace that belongs to a client.
-pub(crate) fn names_of<'f>(
-    found: &'f Found,
-    client: &ClientHistory,
-) -> Cow<'f, Snapshot<InodeNumber>> {
+pub(crate) fn names_of<'f>(found: &'f Found, client: &ClientHistory) -> Cow<'f, Snapshot<InodeId>> {
     match client.layout {
         Layout::Alone => Cow::Borrowed(&found.names),
         Layout::Among(number) => Cow::Owned(of_client(&found.names, number)),
@@ -173,7 +170,7 @@ pub fn own_bytes(whole: &Found, history: &ClientHistory) -> Result<(), String> {
 fn explain(
     whole: &Found,
     history: &ClientHistory,
-    found: &Snapshot<InodeNumber>,
+    found: &Snapshot<InodeId>,
     position: usize,
     words: bool,
 ) -> Result<Vec<Explanation>, String> {
@@ -203,7 +200,7 @@ fn explain(
 
 fn unexplained(
     history: &ClientHistory,
-    found: &Snapshot<InodeNumber>,
+    found: &Snapshot<InodeId>,
     (least, most): (usize, usize),
 ) -> String {
     let compare = |(index, run): (usize, &crate::history::Run)| {
@@ -245,7 +242,7 @@ fn check_objects(
     whole: &Found,
     history: &ClientHistory,
     expected: &Snapshot<NodeId>,
-    found: &Snapshot<InodeNumber>,
+    found: &Snapshot<InodeId>,
     (first, last): (usize, usize),
     position: usize,
 ) -> Result<(), String> {

@@ -9,8 +9,7 @@
 //! files are as the outcomes say.
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
 use cairn_engine::{
-    AllocateMode, Caller, Error, FsyncKind, InodeNumber, Volume, VolumeOptions, XattrMode,
-    on_behalf_of,
+    AllocateMode, Caller, Error, FsyncKind, InodeId, Volume, VolumeOptions, XattrMode, on_behalf_of,
 };
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::{Condvar, Mutex};
@@ -122,7 +121,7 @@ impl Request {
         format!("new {number}").into_bytes()
     }
 
-    fn send(&self, number: usize, volume: &Volume, inodes: &[InodeNumber]) -> Result<(), Error> {
+    fn send(&self, number: usize, volume: &Volume, inodes: &[InodeId]) -> Result<(), Error> {
         let root = volume.root();
         match self {
             Self::Write { file, data } => volume.write(inodes[*file as usize], 0, data),
@@ -247,7 +246,7 @@ fn round(shut: bool, random: &mut Seeded, when: &str) -> Counts {
         .allocate(extra, 0, EXTRA_BYTES, AllocateMode::Allocate { keep_size: false })
         .expect("there is space");
     volume.forget(extra, 1);
-    let inodes: Vec<InodeNumber> = (0..FILES)
+    let inodes: Vec<InodeId> = (0..FILES)
         .map(|file| {
             let data = pattern(Tag { client: 0, operation: file as u32 }, 0, FILE_BYTES);
             create(&volume, &name_of(file), &data).expect("a file")

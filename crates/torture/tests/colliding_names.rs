@@ -2,14 +2,14 @@
 //! a listing goes on behind each of them.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::mkfs::mkfs;
-use cairn_engine::{Error, InodeNumber, RenameMode, Volume, VolumeOptions, XattrMode};
+use cairn_engine::{Error, InodeId, RenameMode, Volume, VolumeOptions, XattrMode};
 use cairn_torture::colliding::{NAMES, XATTR_NAMES};
 use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, mkfs_options};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-type Names = BTreeMap<Vec<u8>, InodeNumber>;
+type Names = BTreeMap<Vec<u8>, InodeId>;
 
 fn volume() -> (Arc<MemoryDevice>, Volume) {
     let device = Arc::new(MemoryDevice::new(32 << 20));

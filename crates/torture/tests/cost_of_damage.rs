@@ -16,7 +16,7 @@
 //! of blocks in use shows that an older version of a leaf took the place of a damaged one. With as
 //! many blocks it does so without a word.
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::{AllocateMode, FileType, InodeNumber, Volume, VolumeOptions};
+use cairn_engine::{AllocateMode, FileType, InodeId, Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, DirectoryEntry, Geometry, INODE_ROOT, ItemKind, Key, NODE_BLOCKS,
@@ -83,7 +83,7 @@ impl History {
         let tag = Tag { client: 0, operation: self.made };
         let file = self.alive.get_mut(&inode).expect("it is there");
         file.content = pattern(tag, 0, file.content.len() as u64);
-        volume.write(InodeNumber(inode), 0, &file.content).expect("space");
+        volume.write(InodeId(inode), 0, &file.content).expect("space");
     }
 
     fn pick(&self, random: &mut Seeded) -> u64 {
@@ -182,7 +182,14 @@ fn nodes(device: &SimulatedDevice) -> (Vec<BlockNumber>, Vec<Leaf>) {
             let entries =
                 node.items().filter(|(key, _)| key.kind == ItemKind::DirectoryEntry as u8);
             let named = entries
-                .map(|(_, value)| DirectoryEntry::decode(value).expect("an entry").inode.0)
+                .map(|(_, value)| {
+                    DirectoryEntry::decode(value)
+                        .expect("an entry")
+                        .target
+                        .inode()
+                        .expect("no subvolume")
+                        .0
+                })
                 .collect();
             let keys = node.items().map(|(key, _)| key).collect();
             leaves.push(Leaf { block: address, keys, named });
@@ -296,7 +303,7 @@ fn judge(
     }
     for (inode, file) in &history.removed {
         let Some((path, _)) = found.get(inode) else { continue };
-        let key = Key::new(InodeNumber(*inode), ItemKind::Inode, 0);
+        let key = Key::new(cairn_format::InodeNumber(*inode), ItemKind::Inode, 0);
         let what = format!(
             "{}, inode {inode}, was removed, and is back as {}",
             String::from_utf8_lossy(&file.name),

@@ -157,7 +157,7 @@ fn fill(volume: &Volume, random: &mut Seeded, client: u8, files: u32) {
 }
 
 /// A directory, with another name of the file and a symbolic link in it.
-fn add_others(volume: &Volume, client: u8, operation: u32, file: cairn_engine::InodeNumber) {
+fn add_others(volume: &Volume, client: u8, operation: u32, file: cairn_engine::InodeId) {
     let new = |file_type, target| NewInode {
         file_type,
         mode: 0o750,

@@ -2,7 +2,7 @@
 //! A crash in that transaction, and the loss of what it wrote, must leave no group that seems
 //! unused.
 use cairn_blockdev::{BlockDevice, DeviceError, SimulatedDevice, forward_to_device};
-use cairn_engine::{AllocateMode, InodeNumber, Volume, VolumeOptions};
+use cairn_engine::{AllocateMode, InodeId, Volume, VolumeOptions};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -47,7 +47,7 @@ fn new_volume() -> Arc<SimulatedDevice> {
 }
 
 /// Makes a file that takes most of a group.
-fn fill_group(volume: &Volume, number: u64) -> InodeNumber {
+fn fill_group(volume: &Volume, number: u64) -> InodeId {
     let file = create(volume, format!("{number}").as_bytes(), b"").expect("a new file");
     volume
         .allocate(file, 0, GROUP_BYTES * 3 / 4, AllocateMode::Allocate { keep_size: false })

@@ -1,6 +1,6 @@
 //! Many that fsync at the same time share flushes, and lose nothing by it.
 use cairn_blockdev::{BlockDevice, DeviceError, SimulatedDevice, forward_to_device};
-use cairn_engine::{FlushPolicy, FsyncKind, InodeNumber, Volume, VolumeOptions};
+use cairn_engine::{FlushPolicy, FsyncKind, InodeId, Volume, VolumeOptions};
 use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::random::Seeded;
 use cairn_environment::{Rank, thread};
@@ -17,7 +17,7 @@ fn name(number: u64) -> Vec<u8> {
 }
 
 /// A volume with some files, on which no thread commits.
-fn with_files(device: Arc<dyn BlockDevice>, flush: FlushPolicy) -> (Volume, Vec<InodeNumber>) {
+fn with_files(device: Arc<dyn BlockDevice>, flush: FlushPolicy) -> (Volume, Vec<InodeId>) {
     let options = VolumeOptions {
         commit_interval: Duration::from_secs(3600),
         flush,
@@ -128,7 +128,7 @@ fn what_many_threads_fsynced_at_once_is_there_after_a_crash() {
     let (volume, files) = with_files(device.clone(), FlushPolicy::Auto);
     device.set_flush_time(Duration::from_millis(5));
     let before = volume.statistics();
-    let client = |file: InodeNumber| {
+    let client = |file: InodeId| {
         let volume = volume.clone();
         thread::spawn("fsync", move || {
             for round in 0..ROUNDS {

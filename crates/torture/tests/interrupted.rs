@@ -1,7 +1,7 @@
 //! Power failures inside mkfs and inside a repair: between every two device operations, with all
 //! sets of surviving writes.
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::{Error, FsyncKind, InodeNumber, Volume, VolumeOptions};
+use cairn_engine::{Error, FsyncKind, InodeId, Volume, VolumeOptions};
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, DirectoryEntry, Geometry, INODE_ROOT, InodeItem, ItemKind, Key,
     NODE_SIZE, Node, RootItem, Superblock, VolumeId,
@@ -132,7 +132,7 @@ fn an_interrupted_repair_is_repaired_by_the_next() {
 /// as a power failure leaves it.
 struct Busy {
     device: SimulatedDevice,
-    inodes: BTreeMap<Vec<u8>, InodeNumber>,
+    inodes: BTreeMap<Vec<u8>, InodeId>,
 }
 
 fn name_of(number: usize) -> Vec<u8> {
@@ -243,11 +243,11 @@ fn damage_items(busy: &Busy) -> SimulatedDevice {
     let inode_of = |number| busy.inodes[&name_of(number)];
     tree.change(|key, value| is_entry(key, value, NO_NAME), |leaf, index| leaf.remove(index));
     tree.change(
-        |key, _| Key::all_of_inode(inode_of(NO_INODE)).contains(&key),
+        |key, _| Key::all_of_inode(inode_of(NO_INODE).number()).contains(&key),
         |leaf, index| leaf.remove(index),
     );
     tree.change(
-        |key, _| key == Key::new(inode_of(WRONG_LINKS), ItemKind::Inode, 0),
+        |key, _| key == Key::new(inode_of(WRONG_LINKS).number(), ItemKind::Inode, 0),
         |leaf, index| {
             let item = InodeItem::decode(leaf.value(index)).expect("an inode");
             leaf.replace(index, &InodeItem { links: 9, ..item }.encode()).expect("the same length");

@@ -45,7 +45,7 @@ fn judged_after(change: impl FnOnce(&Volume)) -> Result<(), String> {
 }
 
 /// The first regular file, not empty, of a client's, as directory, name and inode.
-fn some_file(volume: &Volume) -> (cairn_engine::InodeNumber, Vec<u8>, cairn_engine::InodeNumber) {
+fn some_file(volume: &Volume) -> (cairn_engine::InodeId, Vec<u8>, cairn_engine::InodeId) {
     let all = of_volume(volume, 10).expect("it is healthy");
     let is_file = |inode| {
         let attributes = volume.attributes(inode).expect("it exists");

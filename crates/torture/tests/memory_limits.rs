@@ -13,7 +13,7 @@
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{
-    AttributeChange, FileType, FsyncKind, InodeNumber, NewInode, Volume, VolumeOptions, XattrMode,
+    AttributeChange, FileType, FsyncKind, InodeId, NewInode, Volume, VolumeOptions, XattrMode,
 };
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::Mutex;
@@ -145,7 +145,7 @@ struct Client {
     lengths: AllLengths,
     number: u8,
     random: Seeded,
-    files: Vec<(InodeNumber, Contents, Option<u8>)>,
+    files: Vec<(InodeId, Contents, Option<u8>)>,
     most: Most,
 }
 
@@ -199,7 +199,7 @@ impl Client {
     }
 
     /// What the file may be as long as after a power failure from now on.
-    fn note_length(&self, inode: InodeNumber, size_bytes: u64) {
+    fn note_length(&self, inode: InodeId, size_bytes: u64) {
         let mut lengths = self.lengths.lock();
         let known = lengths.entry(inode.0).or_default();
         known.least = known.least.min(size_bytes);
@@ -263,7 +263,7 @@ impl Client {
             let now = after[&inode];
             // A file that was fsynced meanwhile may have been shorter before that.
             let least = if fsyncs == now.fsyncs { least.min(now.least) } else { 0 };
-            let found = match volume.attributes(InodeNumber(inode)) {
+            let found = match volume.attributes(InodeId(inode)) {
                 Ok(attributes) => attributes.size_bytes,
                 // It was never made durable.
                 Err(_) => 0,
@@ -277,7 +277,7 @@ impl Client {
     }
 }
 
-fn expect(volume: &Volume, inode: InodeNumber, contents: &Contents, xattr: Option<u8>) {
+fn expect(volume: &Volume, inode: InodeId, contents: &Contents, xattr: Option<u8>) {
     let found = read_all(volume, inode).expect("it is healthy");
     let expected = contents.read(0, contents.size_bytes());
     assert!(

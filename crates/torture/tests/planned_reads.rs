@@ -11,7 +11,7 @@
 use cairn_blockdev::{AlignedBuffer, FileDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FsyncKind, InodeNumber, PlannedRead, ReadAtOnce, Volume,
+    AllocateMode, AttributeChange, Error, FsyncKind, InodeId, PlannedRead, ReadAtOnce, Volume,
     VolumeOptions,
 };
 use cairn_environment::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -42,7 +42,7 @@ const PLANS: u64 = 8;
 
 /// A file and all contents that it has had.
 struct History {
-    inode: InodeNumber,
+    inode: InodeId,
     versions: Mutex<Vec<Contents>>,
     /// Versions that may have begun to be there, and that are there, counted.
     begun: AtomicUsize,
@@ -50,7 +50,7 @@ struct History {
 }
 
 impl History {
-    fn new(inode: InodeNumber) -> Self {
+    fn new(inode: InodeId) -> Self {
         let versions = Mutex::new(Rank::LEAF, vec![Contents::default()]);
         Self { inode, versions, begun: AtomicUsize::new(0), done: AtomicUsize::new(0) }
     }
@@ -59,7 +59,7 @@ impl History {
     fn change(
         &self,
         model: impl FnOnce(&mut Contents),
-        volume: impl FnOnce(InodeNumber) -> Result<(), Error>,
+        volume: impl FnOnce(InodeId) -> Result<(), Error>,
     ) {
         let number = {
             let mut versions = self.versions.lock();

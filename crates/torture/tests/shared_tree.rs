@@ -10,7 +10,7 @@
 //! `CAIRN_SHARED_SECONDS` (default 5) and `CAIRN_SHARED_THREADS` (default 200) set a longer run.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::{
-    Error, FileType, InodeNumber, NewInode, RenameMode, Volume, VolumeOptions, XattrMode,
+    Error, FileType, InodeId, NewInode, RenameMode, Volume, VolumeOptions, XattrMode,
 };
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
@@ -35,7 +35,7 @@ type Place = (usize, Vec<u8>);
 /// What all threads see.
 struct Shared {
     volume: Volume,
-    directories: Vec<InodeNumber>,
+    directories: Vec<InodeId>,
     /// Of each contended name in each directory: how often it appeared, less how often it vanished.
     balances: Vec<AtomicI64>,
     operations: AtomicU64,
@@ -55,9 +55,9 @@ struct Worker {
     random: Seeded,
     number: u64,
     serial: u64,
-    files: Vec<(InodeNumber, Vec<Place>)>,
+    files: Vec<(InodeId, Vec<Place>)>,
     /// Lengths of their extended attributes.
-    attributes: BTreeMap<InodeNumber, usize>,
+    attributes: BTreeMap<InodeId, usize>,
 }
 
 /// Of those files that have any.
@@ -246,7 +246,7 @@ impl Worker {
     }
 }
 
-fn list(volume: &Volume, directory: InodeNumber) -> BTreeMap<Vec<u8>, InodeNumber> {
+fn list(volume: &Volume, directory: InodeId) -> BTreeMap<Vec<u8>, InodeId> {
     let mut listed = BTreeMap::new();
     volume
         .read_directory(directory, 0, &mut |item| {
@@ -265,7 +265,7 @@ fn open(device: &Arc<MemoryDevice>) -> Volume {
 }
 
 fn prepare(volume: Volume) -> Shared {
-    let parents: Vec<InodeNumber> = (0..2)
+    let parents: Vec<InodeId> = (0..2)
         .map(|number| {
             volume
                 .create(volume.root(), format!("parent {number}").as_bytes(), &DIRECTORY)
@@ -291,7 +291,7 @@ fn prepare(volume: Volume) -> Shared {
 
 /// The directories hold what the model says, and nothing else.
 fn compare(volume: &Volume, shared: &Shared, workers: &[Worker]) {
-    let mut expected: Vec<BTreeMap<Vec<u8>, Option<InodeNumber>>> =
+    let mut expected: Vec<BTreeMap<Vec<u8>, Option<InodeId>>> =
         vec![BTreeMap::new(); DIRECTORIES as usize];
     for (inode, places) in workers.iter().flat_map(|worker| &worker.files) {
         assert_eq!(volume.attributes(*inode).expect("it has names").links as usize, places.len());

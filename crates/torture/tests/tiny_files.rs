@@ -5,7 +5,7 @@
 //! `CAIRN_TINY_FILES=10000000 scripts/test -p cairn-torture --test tiny_files -- --nocapture` takes
 //! 7 GiB of memory.
 use cairn_blockdev::{BlockDevice, MemoryDevice};
-use cairn_engine::{Error, FileType, InodeNumber, NewInode, Volume, VolumeOptions};
+use cairn_engine::{Error, FileType, InodeId, NewInode, Volume, VolumeOptions};
 use cairn_environment::{clock, thread};
 use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, format, read_all};
@@ -29,7 +29,7 @@ fn name(number: u64) -> Vec<u8> {
 }
 
 /// Files in one directory until there is no space; how many are complete.
-fn fill(volume: &Volume, directory: InodeNumber) -> u64 {
+fn fill(volume: &Volume, directory: InodeId) -> u64 {
     for number in 0.. {
         let made = volume.create(directory, &name(number), &NEW_FILE).and_then(|made| {
             let written = if number.is_multiple_of(DATA_EVERY) {
@@ -52,7 +52,7 @@ fn fill(volume: &Volume, directory: InodeNumber) -> u64 {
     unreachable!("a volume is not endless")
 }
 
-fn expect(volume: &Volume, directory: InodeNumber, files: u64, removed: bool) {
+fn expect(volume: &Volume, directory: InodeId, files: u64, removed: bool) {
     let mut listed = 0;
     volume
         .read_directory(directory, 0, &mut |_| {
@@ -85,7 +85,7 @@ fn a_volume_full_of_tiny_files() {
     format(&*device, 1 << 20).expect("a new volume");
     let volume = open(&device);
     let new = NewInode { file_type: FileType::Directory, mode: 0o755, ..NEW_FILE };
-    let directories: Vec<InodeNumber> = (0..THREADS)
+    let directories: Vec<InodeId> = (0..THREADS)
         .map(|number| volume.create(volume.root(), &name(number), &new).expect("room").inode)
         .collect();
     let begin = clock::now_monotonic();

@@ -6,7 +6,7 @@
 //! bitmaps and the trees agree, and reads all data: discarded blocks hold garbage.
 use cairn_blockdev::simulated::{EventInfo, Fate, WriteInfo};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::{AllocateMode, Error, FsyncKind, InodeNumber, Volume, VolumeOptions};
+use cairn_engine::{AllocateMode, Error, FsyncKind, InodeId, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::thread;
@@ -87,7 +87,7 @@ fn work(
         let tag = Tag { client, operation: random.next_u64() as u32 };
         let known = files.keys().nth(random.below(files.len() as u64 + 1) as usize).cloned();
         let inode = |name: &[u8]| volume.lookup(root, name).expect("it is there").inode;
-        let sync = |inode: InodeNumber, random: &mut Seeded| match random.below(4) {
+        let sync = |inode: InodeId, random: &mut Seeded| match random.below(4) {
             0 => volume.fsync_blocking(inode, FsyncKind::Full).expect("an fsync"),
             1 => volume.commit().expect("a commit"),
             _ => {}

@@ -6,7 +6,7 @@ use crate::protocol::wire::{
     setattr_flag as flag,
 };
 use crate::protocol::{ROOT_NODE, RequestHeader};
-use cairn_engine::{AttributeChange, Attributes, FileType, InodeNumber, TimeChange, Timestamp};
+use cairn_engine::{AttributeChange, Attributes, FileType, InodeId, TimeChange, Timestamp};
 use rustix::io::Errno;
 
 /// Seconds for which names and attributes are valid: for ever, whether the kernel reads the number
@@ -146,11 +146,11 @@ fn attribute_change(set: &SetattrIn, is_directory: bool, in_group: bool) -> Attr
 }
 
 impl VolumeHandler {
-    pub(super) fn get_attributes(&self, node: InodeNumber) -> Answer<AttrOut> {
+    pub(super) fn get_attributes(&self, node: InodeId) -> Answer<AttrOut> {
         Ok(attr_out(&self.volume.attributes(node)?))
     }
 
-    pub(super) fn statx(&self, node: InodeNumber) -> Answer<StatxOut> {
+    pub(super) fn statx(&self, node: InodeId) -> Answer<StatxOut> {
         let attributes = self.volume.attributes(node)?;
         Ok(StatxOut {
             attr_valid_seconds: VALID_SECONDS,
@@ -164,7 +164,7 @@ impl VolumeHandler {
         header: &RequestHeader,
         set: &SetattrIn,
     ) -> Answer<AttrOut> {
-        let node = InodeNumber(header.node);
+        let node = InodeId(header.node);
         let keeps_set_id = flag::MODE | flag::SIZE | flag::ATIME | flag::MTIME;
         let concerns_set_id = set.valid & (flag::UID | flag::GID | flag::KILL_SUIDGID) != 0
             || set.valid & keeps_set_id == 0;
@@ -222,7 +222,7 @@ mod tests {
     }
 
     /// A handler, and a file of user 7 with this mode.
-    fn handler_with_file(writeback: bool, mode: u32) -> (VolumeHandler, InodeNumber) {
+    fn handler_with_file(writeback: bool, mode: u32) -> (VolumeHandler, InodeId) {
         let device = Arc::new(MemoryDevice::new(32 << 20));
         mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
         let volume = Volume::open(device, VolumeOptions::default()).unwrap();
@@ -232,7 +232,7 @@ mod tests {
         (VolumeHandler::new(volume, writeback), file)
     }
 
-    fn header(node: InodeNumber, uid: u32) -> RequestHeader {
+    fn header(node: InodeId, uid: u32) -> RequestHeader {
         RequestHeader { unique: 1, opcode: 4, node: node.0, uid, gid: 70, pid: 0 }
     }
 

@@ -4,7 +4,7 @@ use crate::protocol::wire::{CopyFileRangeOut, WRITE_CACHE, WRITE_KILL_SUIDGID, W
 use crate::protocol::{Operation, RequestHeader, WriteData};
 use crate::transport::{AtOnceResult, DeviceRead, Reply, TRANSFER_BYTES_MAX};
 use cairn_blockdev::SharedBlocks;
-use cairn_engine::{AllocateMode, Error, FsyncKind, InodeNumber, ReadAtOnce, WriteTimes};
+use cairn_engine::{AllocateMode, Error, FsyncKind, InodeId, ReadAtOnce, WriteTimes};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::any::Any;
@@ -35,7 +35,7 @@ impl VolumeHandler {
         operation: Operation<'_>,
         reply: Reply,
     ) {
-        let (node, by_root) = (InodeNumber(header.node), header.uid == 0);
+        let (node, by_root) = (InodeId(header.node), header.uid == 0);
         match operation {
             Operation::Read { offset_bytes, length_bytes } => {
                 self.read(node, offset_bytes, length_bytes, reply)
@@ -66,7 +66,7 @@ impl VolumeHandler {
                 flags,
                 wide,
             } => {
-                let to = InodeNumber(to_node);
+                let to = InodeId(to_node);
                 let length_bytes = if wide {
                     length_bytes
                 } else {
@@ -99,7 +99,7 @@ impl VolumeHandler {
         operation: &Operation<'_>,
         reply: Reply,
     ) -> AtOnceResult {
-        let node = InodeNumber(header.node);
+        let node = InodeId(header.node);
         match *operation {
             Operation::Read { offset_bytes, length_bytes }
                 if length_bytes as usize <= AT_ONCE_BYTES_MAX =>
@@ -137,7 +137,7 @@ impl VolumeHandler {
                 flags: 0,
                 wide,
             } => {
-                let to = InodeNumber(to_node);
+                let to = InodeId(to_node);
                 match self.volume.copy_cached(
                     (node, from_offset_bytes),
                     (to, to_offset_bytes),
@@ -179,7 +179,7 @@ impl VolumeHandler {
     fn answer_copy(
         &self,
         header: &RequestHeader,
-        to: InodeNumber,
+        to: InodeId,
         copied: Result<u64, Error>,
         wide: bool,
         reply: Reply,
@@ -198,7 +198,7 @@ impl VolumeHandler {
         }
     }
 
-    fn read(&self, node: InodeNumber, offset_bytes: u64, length_bytes: u32, reply: Reply) {
+    fn read(&self, node: InodeId, offset_bytes: u64, length_bytes: u32, reply: Reply) {
         let length_bytes = (length_bytes as usize).min(TRANSFER_BYTES_MAX);
         if let Err((reply, error)) =
             reply.filled(length_bytes, |buffer| self.volume.read_into(node, offset_bytes, buffer))
@@ -215,7 +215,7 @@ impl VolumeHandler {
         flags: u32,
         reply: &Reply,
     ) -> Answer<WriteOut> {
-        let node = InodeNumber(header.node);
+        let node = InodeId(header.node);
         let _in_work = self.writes.begin();
         let times = self.write_times();
         let written_bytes = match data {
@@ -235,7 +235,7 @@ impl VolumeHandler {
     /// Returns the number of bytes written: as many as fit, if the caller gets that number.
     fn write_parts(
         &self,
-        node: InodeNumber,
+        node: InodeId,
         offset_bytes: u64,
         parts: &[SharedBlocks],
         length_bytes: usize,
@@ -263,7 +263,7 @@ impl VolumeHandler {
     }
 
     /// The thread that makes the data durable sends the answer.
-    fn fsync(&self, node: InodeNumber, data_only: bool, reply: Reply) {
+    fn fsync(&self, node: InodeId, data_only: bool, reply: Reply) {
         self.volume.fsync(
             node,
             fsync_kind(data_only),

@@ -5,7 +5,7 @@ use crate::protocol::directory_list::ListedName;
 use crate::protocol::wire::EntryOut;
 use crate::protocol::{DirectoryList, DirectoryPlusList};
 use crate::transport::{Delivery, Reply};
-use cairn_engine::{DirectoryItem, FileType, InodeNumber};
+use cairn_engine::{DirectoryItem, FileType, InodeId};
 
 const COOKIE_AFTER_DOT: u64 = 1;
 const COOKIE_AFTER_DOT_DOT: u64 = 2;
@@ -23,7 +23,7 @@ impl VolumeHandler {
     /// Calls `push` for "." and "..", those after `cookie`. Returns false if `push` had no room.
     fn list_dots(
         &self,
-        node: InodeNumber,
+        node: InodeId,
         cookie: u64,
         push: &mut dyn FnMut(&ListedName<'_>) -> bool,
     ) -> Answer<bool> {
@@ -47,7 +47,7 @@ impl VolumeHandler {
 
     pub(super) fn read_directory(
         &self,
-        node: InodeNumber,
+        node: InodeId,
         cookie: u64,
         length_bytes: u32,
     ) -> Answer<Vec<u8>> {
@@ -62,7 +62,7 @@ impl VolumeHandler {
 
     pub(super) fn read_directory_plus(
         &self,
-        node: InodeNumber,
+        node: InodeId,
         cookie: u64,
         length_bytes: u32,
         reply: Reply,
@@ -83,7 +83,7 @@ impl VolumeHandler {
 
     fn list_directory_plus(
         &self,
-        node: InodeNumber,
+        node: InodeId,
         cookie: u64,
         list: &mut DirectoryPlusList,
     ) -> Answer<()> {

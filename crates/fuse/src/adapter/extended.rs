@@ -5,7 +5,7 @@ use crate::control::{XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS};
 use crate::protocol::wire::GetxattrOut;
 use crate::protocol::{Operation, ROOT_NODE, RequestHeader};
 use crate::transport::Reply;
-use cairn_engine::{InodeNumber, XattrMode};
+use cairn_engine::{InodeId, XattrMode};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
@@ -55,7 +55,7 @@ impl VolumeHandler {
         operation: &Operation<'_>,
         reply: Reply,
     ) {
-        let node = InodeNumber(header.node);
+        let node = InodeId(header.node);
         match *operation {
             Operation::GetXattr { name, length_bytes } => {
                 answer_sized(reply, self.get_xattr(node, name), length_bytes)
@@ -80,7 +80,7 @@ impl VolumeHandler {
         }
     }
 
-    fn get_xattr(&self, node: InodeNumber, name: &[u8]) -> Answer<Vec<u8>> {
+    fn get_xattr(&self, node: InodeId, name: &[u8]) -> Answer<Vec<u8>> {
         if is_made_up(node.0, name) {
             return self.made_up_value(name);
         }
@@ -106,14 +106,14 @@ impl VolumeHandler {
     }
 
     fn list_xattrs(&self, header: &RequestHeader) -> Answer<Vec<u8>> {
-        let names = self.volume.list_xattrs(InodeNumber(header.node))?;
+        let names = self.volume.list_xattrs(InodeId(header.node))?;
         // As in other file systems, only root sees the names of trusted attributes.
         let shown =
             names.iter().filter(|name| header.uid == ROOT_USER || !name.starts_with(b"trusted."));
         Ok(shown.flat_map(|name| [name.as_slice(), b"\0"]).flatten().copied().collect())
     }
 
-    fn set_xattr(&self, node: InodeNumber, name: &[u8], value: &[u8], flags: u32) -> Answer<()> {
+    fn set_xattr(&self, node: InodeId, name: &[u8], value: &[u8], flags: u32) -> Answer<()> {
         if is_made_up(node.0, name) {
             return Err(Errno::PERM.into());
         }
@@ -121,7 +121,7 @@ impl VolumeHandler {
         Ok(self.volume.set_xattr(node, name, value, set_mode(flags)?)?)
     }
 
-    fn remove_xattr(&self, node: InodeNumber, name: &[u8]) -> Answer<()> {
+    fn remove_xattr(&self, node: InodeId, name: &[u8]) -> Answer<()> {
         if is_made_up(node.0, name) {
             return Err(Errno::PERM.into());
         }

@@ -11,7 +11,7 @@
 use super::{Answer, VolumeHandler, answer, fail};
 use crate::protocol::wire::LseekOut;
 use crate::transport::Reply;
-use cairn_engine::{Error, InodeNumber, SeekTarget, Volume};
+use cairn_engine::{Error, InodeId, SeekTarget, Volume};
 use cairn_environment::thread;
 use rustix::io::Errno;
 use std::ops::Range;
@@ -25,13 +25,13 @@ const ATTEMPTS_MAX: usize = 8;
 /// The arguments of lseek(2).
 #[derive(Clone, Copy)]
 struct SeekQuery {
-    node: InodeNumber,
+    node: InodeId,
     offset_bytes: u64,
     target: SeekTarget,
 }
 
 impl VolumeHandler {
-    pub(super) fn seek(&self, node: InodeNumber, offset_bytes: u64, whence: u32, reply: Reply) {
+    pub(super) fn seek(&self, node: InodeId, offset_bytes: u64, whence: u32, reply: Reply) {
         let target = match whence {
             _ if self.writeback => return reply.error(Errno::NOSYS),
             SEEK_DATA => SeekTarget::Data,

@@ -3,9 +3,7 @@
 use crate::mount;
 use crate::tiny_file_system::options_of_tests;
 use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, forward_to_device};
-use cairn_engine::{
-    AllocateMode, Error, FileType, InodeNumber, NewInode, Volume, VolumeOptions, mkfs,
-};
+use cairn_engine::{AllocateMode, Error, FileType, InodeId, NewInode, Volume, VolumeOptions, mkfs};
 use cairn_environment::Rank;
 use cairn_environment::clock;
 use cairn_environment::lock::{Condvar, Mutex};
@@ -47,7 +45,7 @@ impl BlockDevice for GatedDevice {
     forward_to_device!(self => self.device; read, write, discard, length_bytes);
 }
 
-fn create(volume: &Volume, name: &[u8]) -> InodeNumber {
+fn create(volume: &Volume, name: &[u8]) -> InodeId {
     let new = NewInode {
         file_type: FileType::Regular,
         mode: 0o644,

@@ -57,7 +57,7 @@ use crate::protocol::wire::StatfsOut;
 use crate::protocol::{Operation, ROOT_NODE, Request};
 use crate::transport::{AtOnceResult, Delivery, Handler, HandlerFailure, Reply};
 use cairn_blockdev::BlockPool;
-use cairn_engine::{Caller, Error, FsyncKind, InodeNumber, Volume, on_behalf_of};
+use cairn_engine::{Caller, Error, FsyncKind, InodeId, Volume, on_behalf_of};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 use std::any::Any;
@@ -143,7 +143,7 @@ impl VolumeHandler {
 
     /// Called before a change of `node`, or of the names in it, is answered. Its fsync covers
     /// everything logged before.
-    fn settle_change(&self, node: InodeNumber) -> Answer<()> {
+    fn settle_change(&self, node: InodeId) -> Answer<()> {
         if self.synchronous {
             Ok(self.volume.fsync_blocking(node, FsyncKind::Full)?)
         } else {
@@ -198,7 +198,7 @@ impl VolumeHandler {
 
     fn forget(&self, node: u64, count: u64) {
         if node != ROOT_NODE && count > 0 {
-            self.volume.forget(InodeNumber(node), count);
+            self.volume.forget(InodeId(node), count);
             self.overdrawn.forgive(node);
         }
     }
@@ -323,7 +323,7 @@ impl VolumeHandler {
     fn dispatch(&self, request: Request<'_>, reply: Reply) {
         use Operation as Op;
         let Request { header, operation } = request;
-        let node = InodeNumber(header.node);
+        let node = InodeId(header.node);
         match operation {
             // Refused once; the kernel then works without. Instead of CREATE it sends MKNOD, and
             // without an open it sends no RELEASE at the close.

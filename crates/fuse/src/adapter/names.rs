@@ -4,7 +4,7 @@ use super::{Answer, VolumeHandler, answer_bytes, answer_status, fail};
 use crate::protocol::wire::{CreateOut, OPEN_KEEP_CACHE, OpenOut};
 use crate::protocol::{Operation, RequestHeader};
 use crate::transport::Reply;
-use cairn_engine::{Attributes, Error, FileType, InodeNumber, NewInode, RenameMode};
+use cairn_engine::{Attributes, Error, FileType, InodeId, NewInode, RenameMode};
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
@@ -41,7 +41,7 @@ impl VolumeHandler {
         operation: &Operation<'_>,
         reply: Reply,
     ) {
-        let parent = InodeNumber(header.node);
+        let parent = InodeId(header.node);
         match *operation {
             Operation::Lookup { name } => self.lookup(parent, name, reply),
             Operation::ReadLink => {
@@ -70,7 +70,7 @@ impl VolumeHandler {
                 self.answer_made(
                     reply,
                     parent,
-                    self.volume.link(InodeNumber(node), parent, new_name).map_err(Into::into),
+                    self.volume.link(InodeId(node), parent, new_name).map_err(Into::into),
                 );
             }
             Operation::TemporaryFile { mode } => {
@@ -91,7 +91,7 @@ impl VolumeHandler {
                 );
             }
             Operation::Rename { old_name, new_parent, new_name, flags } => {
-                let new_parent = InodeNumber(new_parent);
+                let new_parent = InodeId(new_parent);
                 let renamed = rename_mode(flags).and_then(|(mode, whiteout)| match whiteout {
                     false => {
                         Ok(self.volume.rename(parent, old_name, new_parent, new_name, mode)?)
@@ -112,7 +112,7 @@ impl VolumeHandler {
 
     /// `.` and `..` are no entries of a directory: the kernel asks for them when a file handle
     /// names an inode that it does not know. If the inode does not exist, the handle is stale.
-    fn lookup(&self, parent: InodeNumber, name: &[u8], reply: Reply) {
+    fn lookup(&self, parent: InodeId, name: &[u8], reply: Reply) {
         let found = match name {
             b"." => self.volume.lookup_inode(parent),
             b".." => self.volume.parent(parent).and_then(|parent| self.volume.lookup_inode(parent)),
@@ -137,16 +137,16 @@ impl VolumeHandler {
             device: u64::from(device),
             ..new_inode(header, file_type.ok_or(Errno::INVAL)?, mode)
         };
-        Ok(self.volume.create(InodeNumber(header.node), name, &node)?)
+        Ok(self.volume.create(InodeId(header.node), name, &node)?)
     }
 
     /// Answers a change of names in `parent`.
-    fn answer_changed(&self, reply: Reply, parent: InodeNumber, result: Answer<()>) {
+    fn answer_changed(&self, reply: Reply, parent: InodeId, result: Answer<()>) {
         answer_status(reply, result.and_then(|()| self.settle_change(parent)));
     }
 
     /// Answers the creation of a name in `parent`.
-    fn answer_made(&self, reply: Reply, parent: InodeNumber, result: Answer<Attributes>) {
+    fn answer_made(&self, reply: Reply, parent: InodeId, result: Answer<Attributes>) {
         let settled = result.and_then(|attributes| match self.settle_change(parent) {
             Ok(()) => Ok(attributes),
             Err(failure) => {

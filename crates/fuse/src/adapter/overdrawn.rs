@@ -19,7 +19,7 @@
 //! Lock: rank `LEAF`, held briefly.
 use crate::protocol::wire::WRITE_CACHE;
 use crate::transport::{Notifier, Reply};
-use cairn_engine::{InodeNumber, Volume};
+use cairn_engine::{InodeId, Volume};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, clock, thread};
@@ -56,7 +56,7 @@ impl Default for Overdrawn {
 
 impl Overdrawn {
     /// Records that a WRITE to `node`, with `flags`, failed with `errno`. Called before the answer.
-    pub fn note(&self, node: InodeNumber, flags: u32, errno: Errno, reply: &Reply) {
+    pub fn note(&self, node: InodeId, flags: u32, errno: Errno, reply: &Reply) {
         if flags & WRITE_CACHE == 0 || errno != Errno::NOSPC {
             return;
         }
@@ -100,7 +100,7 @@ impl Overdrawn {
     }
 
     /// Whether the file must not be written: it is overdrawn, and there is no room yet.
-    pub fn refuses(&self, node: InodeNumber, volume: &Volume) -> bool {
+    pub fn refuses(&self, node: InodeId, volume: &Volume) -> bool {
         if !self.any.load(Ordering::Acquire) || !self.nodes.lock().overdrawn.contains(&node.0) {
             return false;
         }

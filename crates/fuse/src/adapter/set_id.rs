@@ -7,7 +7,7 @@
 use super::{Answer, VolumeHandler};
 use crate::protocol::RequestHeader;
 use crate::transport::Reply;
-use cairn_engine::{AttributeChange, Attributes, InodeNumber};
+use cairn_engine::{AttributeChange, Attributes, InodeId};
 use std::fs;
 
 const SET_ID_BITS: u32 = 0o6000;
@@ -45,7 +45,7 @@ impl VolumeHandler {
     pub(super) fn clear_set_id(
         &self,
         header: &RequestHeader,
-        node: InodeNumber,
+        node: InodeId,
         reply: &Reply,
     ) -> Answer<()> {
         let file = self.volume.attributes(node)?;

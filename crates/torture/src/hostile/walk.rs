@@ -1,7 +1,7 @@
 //! Listing, reading and changing all of a volume that may contain anything: sizes of 2^63 - 1,
 //! directories within themselves, names without end. Everything has a bound.
 use cairn_engine::{
-    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeNumber, NewInode,
+    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeId, NewInode,
     RenameMode, SeekTarget, Volume, XattrMode,
 };
 use std::collections::BTreeMap;
@@ -47,9 +47,9 @@ pub struct Readable {
 
 struct Entry {
     path: String,
-    parent: InodeNumber,
+    parent: InodeId,
     name: Vec<u8>,
-    inode: InodeNumber,
+    inode: InodeId,
     file_type: FileType,
 }
 
@@ -188,7 +188,7 @@ fn content(volume: &Volume, attributes: &Attributes) -> Result<u64, Error> {
 /// Reads the beginning, the end, and all data between holes, as far as the bound allows.
 fn data(
     volume: &Volume,
-    inode: InodeNumber,
+    inode: InodeId,
     size_bytes: u64,
     hasher: &mut DefaultHasher,
 ) -> Result<(), Error> {

@@ -4,7 +4,7 @@
 use super::{FILE, remove_everything};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeNumber, NewInode, RenameMode,
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode,
     Volume, VolumeOptions, XattrMode,
 };
 use cairn_environment::random::Seeded;
@@ -41,7 +41,7 @@ struct Client {
     number: u64,
     names: Vec<Vec<u8>>,
     /// References on files that may have no name left.
-    held: Vec<InodeNumber>,
+    held: Vec<InodeId>,
     made: u64,
     refused: BTreeMap<&'static str, u64>,
 }
@@ -71,7 +71,7 @@ impl Client {
     }
 
     /// One of the files that this client made; `None` if it is gone.
-    fn file(&mut self) -> Option<InodeNumber> {
+    fn file(&mut self) -> Option<InodeId> {
         if self.names.is_empty() || (!self.held.is_empty() && self.random.chance(1, 3)) {
             let held = self.held.len() as u64;
             return (held > 0).then(|| self.held[self.random.below(held) as usize]);
