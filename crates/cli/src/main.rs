@@ -48,6 +48,7 @@ enum Command {
     Sync(commands::sync::Arguments),
     Trim(commands::trim::Arguments),
     Shutdown(commands::shutdown::Arguments),
+    Subvolume(commands::subvolume::Arguments),
     Fsck(commands::fsck::Arguments),
     Dump(commands::dump::Arguments),
     Stats(commands::stats::Arguments),
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         Command::Sync(arguments) => commands::sync::run(&arguments),
         Command::Trim(arguments) => commands::trim::run(&arguments),
         Command::Shutdown(arguments) => commands::shutdown::run(&arguments),
+        Command::Subvolume(arguments) => commands::subvolume::run(&arguments),
         Command::Fsck(arguments) => {
             return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE);
         }

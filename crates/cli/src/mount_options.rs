@@ -94,6 +94,13 @@ const OPTIONS: &[MountOption] = &[
         set: |settings, _| set(&mut settings.mount.read_only, Some(true)),
     },
     MountOption {
+        usage: "subvolume=ID",
+        help: "show the subvolume with this id at the root (default: what `cairn subvolume set-default` has set)",
+        set: |settings, value| {
+            set(&mut settings.volume.subvolume, number(value, 256..=u64::MAX).map(Some))
+        },
+    },
+    MountOption {
         usage: "rw",
         help: "mount read-write (default)",
         set: |settings, _| set(&mut settings.mount.read_only, Some(false)),

@@ -115,7 +115,7 @@ fn no_answer(directory: &Path, errno: Errno) -> MountError {
 }
 
 /// Opens a directory, which must be in a mount of FUSE.
-fn open_in_mount(directory: &Path) -> Result<OwnedFd, MountError> {
+pub(crate) fn open_in_mount(directory: &Path) -> Result<OwnedFd, MountError> {
     let no_answer = |errno| no_answer(directory, errno);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = rustix::fs::open(directory, flags, Mode::empty())

@@ -4,6 +4,7 @@
 //! The crate's only module with `unsafe`, besides `kernel_ring`.
 #![allow(unsafe_code)]
 use crate::protocol::wire::TrimRange;
+use crate::subvolumes::BUFFER_BYTES;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io;
 use rustix::ioctl::{self, Ioctl, IoctlOutput, NoArg, Opcode, Setter, Updater};
@@ -22,6 +23,10 @@ pub const IOCTL_GOING_DOWN: u32 = 0x8004_587d;
 /// `FITRIM`, `_IOWR('X', 121, struct fstrim_range)`: discard free space. fstrim(8) sends it to a
 /// directory.
 pub const IOCTL_TRIM: u32 = 0xc018_5879;
+
+/// `_IOWR(0xCA, 4, [u8; 16000])` on a directory of a mount: a [request](crate::subvolumes) about
+/// subvolumes.
+pub const IOCTL_SUBVOLUMES: u32 = 0xfe80_ca04;
 
 const FUSE_DEV_IOC_CLONE: Opcode = ioctl::opcode::read::<u32>(229, 0);
 const LOOP_CTL_GET_FREE: Opcode = 0x4c82;
@@ -173,6 +178,21 @@ pub fn request_trim(directory: impl AsFd) -> io::Result<u64> {
     Ok(range.length)
 }
 
+/// Sends the request about subvolumes in `buffer` to the mount of `directory`; the answer stands
+/// there then.
+pub fn request_of_subvolumes(
+    directory: impl AsFd,
+    buffer: &mut [u8; BUFFER_BYTES],
+) -> io::Result<()> {
+    // SAFETY: the request reads and writes so many bytes, by its number (checked by a test).
+    unsafe {
+        ioctl::ioctl(
+            directory,
+            Updater::<{ IOCTL_SUBVOLUMES as Opcode }, [u8; BUFFER_BYTES]>::new(buffer),
+        )
+    }
+}
+
 /// Shared mappings for tests.
 #[cfg(test)]
 pub mod mapping {
@@ -236,6 +256,10 @@ mod tests {
         assert_eq!(size_of::<LoopConfig>(), 304);
         assert_eq!(size_of::<TrimRange>(), 24);
         assert_eq!(FUSE_DEV_IOC_CLONE, 0x8004_e500);
+        assert_eq!(
+            IOCTL_SUBVOLUMES as Opcode,
+            ioctl::opcode::read_write::<[u8; BUFFER_BYTES]>(0xca, 4)
+        );
     }
 }
 

@@ -9,6 +9,7 @@ pub mod mount;
 pub mod mount_helper;
 pub mod shutdown;
 pub mod stats;
+pub mod subvolume;
 pub mod sync;
 pub mod trim;
 pub mod umount;

@@ -58,7 +58,7 @@ impl Names {
     }
 
     /// A path of `inode` from the root, if it has one that can be found.
-    fn path_of(&self, inode: InodeId) -> Result<Option<Vec<u8>>> {
+    pub(super) fn path_of(&self, inode: InodeId) -> Result<Option<Vec<u8>>> {
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut at = inode;
         while at != InodeId::ROOT {

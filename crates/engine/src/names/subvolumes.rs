@@ -9,7 +9,7 @@ use crate::names::entries::{FoundEntry, check_name};
 use crate::store::operation::Effort;
 use crate::types::{Attributes, NewInode};
 use crate::{Error, InodeId, Result};
-use cairn_format::{EntryTarget, FileType, INODE_ROOT, InodeItem, ItemKind};
+use cairn_format::{EntryTarget, FileType, INODE_ROOT, InodeItem, ItemKind, TreeId};
 
 /// Items of its parent's tree that a subvolume's creation or removal changes: entry and directory.
 const NAME_ITEMS: u64 = 2;
@@ -62,6 +62,11 @@ impl Names {
                 return Ok(());
             }
         }
+    }
+
+    /// The path of a subvolume from the root, if it has one that can be found.
+    pub(crate) fn path_of_subvolume(&self, id: u64) -> Result<Option<Vec<u8>>> {
+        self.path_of(InodeId::root_of(self.store.trees.slot_of(TreeId(id))?))
     }
 
     /// Removes the subvolume if the entry is still the one that was seen.

@@ -79,6 +79,11 @@ impl Volume {
         Ok((subvolume.id.0, inode.is_subvolume_root()))
     }
 
+    /// The path of a subvolume below the root, if it has one that can be found.
+    pub fn path_of_subvolume(&self, id: u64) -> Option<Vec<u8>> {
+        self.names().path_of_subvolume(id).ok().flatten()
+    }
+
     /// Shows the subvolume `id` at the root of later mounts. Durable when this returns.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Ioctls: sync, the two shutdowns, and trim. Each works on a thread of its own, since it may take
+//! Ioctls: sync, the two shutdowns, trim, and requests about subvolumes. Each works on a thread of its own, since it may take
 //! long.
 //!
 //! The GOINGDOWN ioctl of other file systems comes without its flags. Its caller gets the shutdown
@@ -42,6 +42,9 @@ impl VolumeHandler {
     pub(super) fn ioctl(&self, header: &RequestHeader, command: u32, input: &[u8], reply: Reply) {
         if command == kernel::IOCTL_TRIM {
             return self.trim(header, input, reply);
+        }
+        if command == kernel::IOCTL_SUBVOLUMES {
+            return self.subvolumes(header, is_privileged(header), input, reply);
         }
         let shutdown = match command {
             kernel::IOCTL_SYNC => None,

@@ -44,6 +44,7 @@ mod requests;
 mod set_id;
 mod settle;
 mod shutdown;
+mod subvolumes;
 #[cfg(test)]
 mod volume_tests;
 

@@ -28,7 +28,7 @@ pub fn clears_bits(mode: u32, in_group: bool) -> bool {
 
 /// Whether `group` is among the thread's supplementary groups. 0 is a caller outside this process
 /// id namespace: it has none.
-fn has_group(thread: u32, group: u32) -> bool {
+pub(super) fn has_group(thread: u32, group: u32) -> bool {
     thread != 0
         && fs::read_to_string(format!("/proc/{thread}/status"))
             .is_ok_and(|status| lists_group(&status, group))

@@ -89,6 +89,8 @@ wire! {
     /// The answer to FITRIM.
     TrimOut { header: IoctlOut, range: TrimRange }
     IoctlOut { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
+    /// `fuse_notify_inval_entry_out`; the name and a NUL follow.
+    InvalidateEntry { parent: u64, name_bytes: u32, flags: u32 }
     FallocateIn { handle: u64, offset: u64, length: u64, mode: u32, padding: u32 }
     LseekIn { handle: u64, offset: u64, whence: u32, padding: u32 }
     LseekOut { offset: u64 }
@@ -219,6 +221,8 @@ pub mod setattr_flag {
 
 /// Code of the notification [`InvalidateInode`].
 pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
+/// Code of the notification [`InvalidateEntry`].
+pub const NOTIFY_INVALIDATE_ENTRY: i32 = 3;
 /// Since Linux 6.18: drop unused inodes from the cache.
 pub const NOTIFY_PRUNE: i32 = 9;
 /// In [`Statx`]: all basic attributes and the time of birth, `STATX_BASIC_STATS | STATX_BTIME`.

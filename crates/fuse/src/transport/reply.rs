@@ -2,12 +2,14 @@
 use super::device::Channel;
 use super::ring::RingReply;
 use crate::protocol::wire::{
-    InvalidateInode, NOTIFY_INVALIDATE_INODE, NOTIFY_PRUNE, OutHeader, PruneOut,
+    InvalidateEntry, InvalidateInode, NOTIFY_INVALIDATE_ENTRY, NOTIFY_INVALIDATE_INODE,
+    NOTIFY_PRUNE, OutHeader, PruneOut,
 };
 use cairn_blockdev::{AlignedBuffer, BLOCK_BYTES};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::io::IoSlice;
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::{Immutable, IntoBytes};
@@ -121,6 +123,12 @@ impl Reply {
         let length_bytes = (bytes.end - bytes.start) as i64;
         self.invalidate(InvalidateInode { node, offset_bytes: bytes.start as i64, length_bytes });
     }
+    /// Makes the kernel look `name` in the directory `parent` up again. Waits for the lock of the
+    /// directory, which other requests may hold: never call it on a request thread.
+    pub fn invalidate_entry(&self, parent: u64, name: &[u8]) {
+        let what = InvalidateEntry { parent, name_bytes: name.len() as u32, flags: 0 };
+        self.notify(NOTIFY_INVALIDATE_ENTRY, &[what.as_bytes(), name, &[0]]);
+    }
     /// A way to the kernel that outlives the request; `None` if no caller waits for an answer.
     pub fn notifier(&self) -> Option<Notifier> {
         let channel = match self.route.as_ref()? {
@@ -130,18 +138,18 @@ impl Reply {
         Some(Notifier(Arc::clone(channel)))
     }
     fn invalidate(&self, what: InvalidateInode) {
+        self.notify(NOTIFY_INVALIDATE_INODE, &[what.as_bytes()]);
+    }
+    fn notify(&self, code: i32, parts: &[&[u8]]) {
         let Some(route) = &self.route else { return };
-        let length = (size_of::<OutHeader>() + size_of::<InvalidateInode>()) as u32;
-        let header = OutHeader { length, error: NOTIFY_INVALIDATE_INODE, unique: 0 };
-        match route
-            .channel()
-            .write(&[IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())])
-        {
+        let length = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
+        let header = OutHeader { length: length as u32, error: code, unique: 0 };
+        let parts: Vec<IoSlice<'_>> =
+            iter::once(header.as_bytes()).chain(parts.iter().copied()).map(IoSlice::new).collect();
+        match route.channel().write(&parts) {
             // ENOENT: the kernel does not know the inode any more.
             Ok(()) | Err(Errno::NOENT | Errno::NODEV) => {}
-            Err(failure) => {
-                tracing::warn!(what.node, "the kernel refused to forget an inode: {failure}")
-            }
+            Err(failure) => tracing::warn!(code, "the kernel refused to forget: {failure}"),
         }
     }
     /// The request failed.

@@ -1,0 +1,139 @@
+//! `cairn subvolume`: makes, removes and shows the subvolumes of a mounted volume.
+use crate::mount_error;
+use anyhow::Context;
+use cairn_fuse::MountError;
+use cairn_fuse::subvolumes::{self, Subvolume};
+use cairn_harness::console;
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+
+/// Subvolumes of a mounted volume: directories with inodes of their own.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Make subvolumes, as mkdir makes directories.
+    Create {
+        /// Directories that do not exist yet, in a mount of Cairn.
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
+    },
+    /// Remove subvolumes with everything in them, for good.
+    Delete {
+        /// Root directories of subvolumes.
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
+    },
+    /// List all subvolumes of a volume.
+    List {
+        /// Directory that shows the volume.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one subvolume.
+    Show {
+        /// Root directory of the subvolume.
+        path: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show a subvolume at the root of later mounts that don't say which.
+    SetDefault {
+        /// Root directory of the subvolume.
+        path: PathBuf,
+    },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When it is in no mount of Cairn, or the volume refuses.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    match &arguments.action {
+        Action::Create { paths } => {
+            for path in paths {
+                subvolumes::create_subvolume(path).map_err(explain)?;
+            }
+            Ok(())
+        }
+        Action::Delete { paths } => {
+            for path in paths {
+                subvolumes::remove_subvolume(path).map_err(explain)?;
+            }
+            Ok(())
+        }
+        Action::List { dir, json } => {
+            let found = subvolumes::subvolumes(dir).map_err(explain)?;
+            if *json {
+                return print_json(&found);
+            }
+            let lines: Vec<String> = found.iter().map(line).collect();
+            console::print_text(&lines.join("\n"))
+        }
+        Action::Show { path, json } => {
+            let found = subvolumes::subvolume_at(path).map_err(explain)?;
+            if *json { print_json(&found) } else { console::print_text(&details(&found)) }
+        }
+        Action::SetDefault { path } => subvolumes::set_default_subvolume(path).map_err(explain),
+    }
+}
+
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    console::print_text(&serde_json::to_string_pretty(value).context("JSON")?)
+}
+
+/// What an error means here, and what to do.
+fn explain(error: MountError) -> anyhow::Error {
+    let MountError::Refused { path, errno } = error else { return mount_error::explain(error) };
+    let reason = match errno {
+        Errno::INVAL => "is not the root directory of a subvolume",
+        Errno::NOTEMPTY => "holds other subvolumes; delete those first (`cairn subvolume list`)",
+        Errno::BUSY => {
+            "is shown at the root of this mount, or by default: make another one the default with \
+             `cairn subvolume set-default`, and delete it through a mount that shows that"
+        }
+        Errno::PERM => "is not yours: only its owner and root may delete it",
+        errno => return anyhow::anyhow!("{}: {errno}", path.display()),
+    };
+    anyhow::anyhow!("{} {reason}", path.display())
+}
+
+fn shown_path(subvolume: &Subvolume) -> String {
+    let path = subvolume.path.as_deref().map(Path::display);
+    path.map_or_else(|| "(not in this mount)".to_owned(), |path| path.to_string())
+}
+
+/// One subvolume of a list.
+fn line(subvolume: &Subvolume) -> String {
+    let notes =
+        [(subvolume.is_default, "  (default)"), (subvolume.is_being_removed, "  (being removed)")];
+    let notes: String = notes.iter().filter(|note| note.0).map(|note| note.1).collect();
+    format!("{:>6}  {}{notes}", subvolume.id, shown_path(subvolume))
+}
+
+/// A time in UTC.
+fn shown_time(ns: u64) -> String {
+    let time = jiff::Timestamp::from_nanosecond(i128::from(ns)).unwrap_or_default();
+    format!("{time:.0}")
+}
+
+fn details(subvolume: &Subvolume) -> String {
+    let lines = [
+        ("path", shown_path(subvolume)),
+        ("id", subvolume.id.to_string()),
+        ("parent", subvolume.parent.to_string()),
+        ("uuid", subvolume.uuid.clone()),
+        ("created", shown_time(subvolume.created_ns)),
+        ("generation", subvolume.generation.to_string()),
+        ("default", if subvolume.is_default { "yes" } else { "no" }.to_owned()),
+    ];
+    let lines = lines.iter().map(|(name, value)| format!("{:<12}{value}", format!("{name}:")));
+    lines.collect::<Vec<_>>().join("\n")
+}

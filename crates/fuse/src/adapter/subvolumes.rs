@@ -1,0 +1,170 @@
+//! Requests about [subvolumes](crate::subvolumes), each on a thread of its own, since it may wait
+//! for a commit.
+//!
+//! They change names behind the kernel's back, which keeps names and attributes for ever: it is
+//! told before the answer. No request waits for the thread that tells it.
+use super::set_id::has_group;
+use super::{Answer, VolumeHandler, fail};
+use crate::protocol::RequestHeader;
+use crate::protocol::wire::IoctlOut;
+use crate::subvolumes::{self, BUFFER_BYTES, Request, Subvolume, path_of_bytes};
+use crate::transport::Reply;
+use cairn_engine::{Attributes, FileType, InodeId, NewInode, SubvolumeInfo, Volume};
+use cairn_environment::thread;
+use rustix::io::Errno;
+use std::fmt::Write;
+use zerocopy::IntoBytes;
+
+/// Bits of write and search permission.
+const CHANGE_NAMES: u32 = 0o3;
+/// Of the buffer, at most so much is filled with whole answers.
+const PAGE_BYTES: usize = BUFFER_BYTES - 256;
+
+/// Who asks.
+struct Asker {
+    uid: u32,
+    gid: u32,
+    pid: u32,
+    is_privileged: bool,
+}
+
+impl Asker {
+    /// Whether names in the directory may be changed.
+    fn may_change(&self, directory: &Attributes) -> bool {
+        let shift = if self.uid == directory.uid {
+            6
+        } else if self.gid == directory.gid || has_group(self.pid, directory.gid) {
+            3
+        } else {
+            0
+        };
+        self.is_privileged || directory.mode >> shift & CHANGE_NAMES == CHANGE_NAMES
+    }
+}
+
+impl VolumeHandler {
+    pub(super) fn subvolumes(
+        &self,
+        header: &RequestHeader,
+        is_privileged: bool,
+        input: &[u8],
+        reply: Reply,
+    ) {
+        let Some(request) = subvolumes::decode::<Request>(input) else {
+            return reply.error(Errno::INVAL);
+        };
+        let asker = Asker { uid: header.uid, gid: header.gid, pid: header.pid, is_privileged };
+        let (volume, directory) = (self.volume.clone(), InodeId(header.node));
+        thread::spawn("cairn-subvolume", move || {
+            let done = serve(&volume, directory, &asker, &request, &reply);
+            match done.and_then(|done| Ok(subvolumes::encode(&done).ok_or(Errno::MSGSIZE)?)) {
+                Ok(buffer) => {
+                    let _delivery =
+                        reply.bytes(&[IoctlOut::default().as_bytes(), &buffer[..]].concat());
+                }
+                Err(failure) => fail(reply, &failure),
+            }
+        });
+    }
+}
+
+fn serve(
+    volume: &Volume,
+    directory: InodeId,
+    asker: &Asker,
+    request: &Request,
+    reply: &Reply,
+) -> Answer<subvolumes::Answer> {
+    let at = |directory| volume.attributes(directory);
+    match request {
+        Request::Create { name, mode } => {
+            if !asker.may_change(&at(directory)?) {
+                return Err(Errno::ACCESS.into());
+            }
+            let new = NewInode {
+                file_type: FileType::Directory,
+                mode: mode & 0o7777,
+                uid: asker.uid,
+                gid: asker.gid,
+                device: 0,
+                target: None,
+            };
+            let made = volume.create_subvolume(directory, name, &new)?;
+            volume.forget(made.inode, 1);
+            tell_kernel(reply, directory, name);
+        }
+        Request::Remove { name } => {
+            let parent = at(directory)?;
+            if !asker.may_change(&parent) {
+                return Err(Errno::ACCESS.into());
+            }
+            let root = volume.lookup(directory, name)?;
+            volume.forget(root.inode, 1);
+            if !asker.is_privileged && asker.uid != root.uid {
+                return Err(Errno::PERM.into());
+            }
+            volume.remove_subvolume(directory, name)?;
+            tell_kernel(reply, directory, name);
+        }
+        Request::List { after } => return list(volume, *after),
+        Request::Show => {
+            let id = root_of(volume, directory)?;
+            let info = volume.subvolumes()?.into_iter().find(|info| info.id == id);
+            let subvolumes = vec![shown(volume, &info.ok_or(Errno::NOENT)?)];
+            return Ok(subvolumes::Answer { subvolumes, more: false });
+        }
+        Request::SetDefault => {
+            if !asker.is_privileged {
+                return Err(Errno::PERM.into());
+            }
+            volume.set_default_subvolume(root_of(volume, directory)?)?;
+        }
+    }
+    Ok(subvolumes::Answer::default())
+}
+
+/// The id of the subvolume whose root directory this is.
+fn root_of(volume: &Volume, directory: InodeId) -> Answer<u64> {
+    match volume.subvolume_of(directory)? {
+        (id, true) => Ok(id),
+        (_, false) => Err(Errno::INVAL.into()),
+    }
+}
+
+/// A name in the directory has changed.
+fn tell_kernel(reply: &Reply, directory: InodeId, name: &[u8]) {
+    reply.invalidate_entry(directory.0, name);
+    reply.invalidate_attributes(directory.0);
+}
+
+/// As many as fit into an answer.
+fn list(volume: &Volume, after: u64) -> Answer<subvolumes::Answer> {
+    let (mut page, mut bytes) = (subvolumes::Answer::default(), 0);
+    for info in volume.subvolumes()?.iter().filter(|info| info.id > after) {
+        let subvolume = shown(volume, info);
+        bytes += serde_json::to_string(&subvolume).map_err(|_| Errno::IO)?.len() + 1;
+        if bytes > PAGE_BYTES && !page.subvolumes.is_empty() {
+            page.more = true;
+            break;
+        }
+        page.subvolumes.push(subvolume);
+    }
+    Ok(page)
+}
+
+fn shown(volume: &Volume, info: &SubvolumeInfo) -> Subvolume {
+    let uuid = info.uuid.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    });
+    Subvolume {
+        id: info.id,
+        path: volume.path_of_subvolume(info.id).map(path_of_bytes),
+        parent: info.parent,
+        uuid,
+        created_ns: info.created_ns,
+        generation: info.generation,
+        is_default: info.is_default,
+        is_being_removed: info.is_dying,
+    }
+}

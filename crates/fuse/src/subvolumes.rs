@@ -1,0 +1,195 @@
+//! Subvolumes of a mounted volume, for programs: one [request](Request) to a directory of the
+//! mount, as JSON in the buffer of an ioctl, and one reply.
+use crate::control::open_in_mount;
+use crate::error::MountError;
+use crate::kernel;
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes of the ioctl's buffer, which holds JSON, then zeros.
+pub(crate) const BUFFER_BYTES: usize = 16_000;
+
+/// What a program asks of the directory that it has opened.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Make a subvolume with this name there.
+    Create { name: Vec<u8>, mode: u32 },
+    /// Remove the subvolume with this name there.
+    Remove { name: Vec<u8> },
+    /// Say what is known of those with higher ids; the directory does not matter.
+    List { after: u64 },
+    /// Say what is known of this one.
+    Show,
+    /// Show this one at the root of later mounts.
+    SetDefault,
+}
+
+/// What the server answers.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pub(crate) subvolumes: Vec<Subvolume>,
+    /// There are more.
+    pub(crate) more: bool,
+}
+
+/// A subvolume, as its mount shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subvolume {
+    /// Its id.
+    pub id: u64,
+    /// Where it is below the root of the mount, if it is; beginning with `/`.
+    pub path: Option<PathBuf>,
+    /// Id of the subvolume in which its name stands; its own for the first one.
+    pub parent: u64,
+    /// Identity, random.
+    pub uuid: String,
+    /// When it was made, in nanoseconds since 1970.
+    pub created_ns: u64,
+    /// Transaction that made it; 0 for the first one.
+    pub generation: u64,
+    /// A mount shows it at its root if it is not told which.
+    pub is_default: bool,
+    /// It was removed, and its space is not free yet.
+    pub is_being_removed: bool,
+}
+
+/// The request in the buffer of an ioctl.
+pub(crate) fn decode<'b, T: Deserialize<'b>>(buffer: &'b [u8]) -> Option<T> {
+    let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
+    serde_json::from_slice(&buffer[..end]).ok()
+}
+
+/// The buffer of an ioctl with `value`, if there is room for it.
+pub(crate) fn encode(value: &impl Serialize) -> Option<Box<[u8; BUFFER_BYTES]>> {
+    let text = serde_json::to_vec(value).ok()?;
+    let mut buffer = Box::new([0; BUFFER_BYTES]);
+    buffer.get_mut(..text.len())?.copy_from_slice(&text);
+    Some(buffer)
+}
+
+fn ask(directory: &Path, request: &Request) -> Result<Answer, MountError> {
+    let open = open_in_mount(directory)?;
+    let failed = |errno| match errno {
+        Errno::NOTTY => MountError::NotInCairn(directory.to_owned()),
+        Errno::NOTCONN => MountError::NoAnswer { path: directory.to_owned(), errno },
+        errno => MountError::Refused { path: directory.to_owned(), errno },
+    };
+    let mut buffer = encode(request).ok_or(failed(Errno::NAMETOOLONG))?;
+    kernel::request_of_subvolumes(&open, &mut buffer).map_err(failed)?;
+    decode(&buffer[..]).ok_or(failed(Errno::PROTO))
+}
+
+/// The directory in which a path's last name stands, and that name.
+fn place(path: &Path) -> Result<(PathBuf, &OsStr), MountError> {
+    let invalid = || MountError::Refused { path: path.to_owned(), errno: Errno::INVAL };
+    let name = path.file_name().ok_or_else(invalid)?;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    Ok((directory.unwrap_or(Path::new(".")).to_owned(), name))
+}
+
+/// `failure` of what concerns `path`.
+fn about(path: &Path, failure: MountError) -> MountError {
+    match failure {
+        MountError::Refused { errno, .. } => MountError::Refused { path: path.to_owned(), errno },
+        failure => failure,
+    }
+}
+
+/// Makes a subvolume: a directory at `path`, in a mount of Cairn, with permissions as mkdir(2)
+/// gives them. It is durable then.
+///
+/// # Errors
+/// As of mkdir(2), or if it is in no mount of Cairn.
+pub fn create_subvolume(path: &Path) -> Result<(), MountError> {
+    let (directory, name) = place(path)?;
+    let umask = rustix::process::umask(Mode::empty());
+    rustix::process::umask(umask);
+    let name = name.as_bytes().to_vec();
+    let request = Request::Create { name, mode: 0o777 & !umask.as_raw_mode() };
+    ask(&directory, &request).map(drop).map_err(|failure| about(path, failure))
+}
+
+/// Removes the subvolume at `path` with everything in it. That is durable then; its space comes
+/// back later. For its owner, root, and the server's user.
+///
+/// # Errors
+/// If it is no subvolume, or may not be removed.
+pub fn remove_subvolume(path: &Path) -> Result<(), MountError> {
+    let (directory, name) = place(path)?;
+    let name = name.as_bytes().to_vec();
+    let removed = ask(&directory, &Request::Remove { name });
+    removed.map(drop).map_err(|failure| about(path, failure))
+}
+
+/// All subvolumes of the volume that `directory` shows, by ascending id.
+///
+/// # Errors
+/// If it is in no mount of Cairn, or one can't be read.
+pub fn subvolumes(directory: &Path) -> Result<Vec<Subvolume>, MountError> {
+    let mut found: Vec<Subvolume> = Vec::new();
+    loop {
+        let after = found.last().map_or(0, |last| last.id);
+        let page = ask(directory, &Request::List { after })?;
+        found.extend(page.subvolumes);
+        if !page.more {
+            return Ok(found);
+        }
+    }
+}
+
+/// The subvolume whose root directory is at `path`.
+///
+/// # Errors
+/// If it is the root directory of none.
+pub fn subvolume_at(path: &Path) -> Result<Subvolume, MountError> {
+    let refused = |errno| MountError::Refused { path: path.to_owned(), errno };
+    ask(path, &Request::Show)?.subvolumes.pop().ok_or_else(|| refused(Errno::INVAL))
+}
+
+/// Has later mounts show the subvolume at `path` at their root. For root and the server's user.
+///
+/// # Errors
+/// If there is no subvolume.
+pub fn set_default_subvolume(path: &Path) -> Result<(), MountError> {
+    ask(path, &Request::SetDefault).map(drop)
+}
+
+/// A path of bytes.
+pub(crate) fn path_of_bytes(bytes: Vec<u8>) -> PathBuf {
+    std::ffi::OsString::from_vec(bytes).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_answers_pass_a_buffer() {
+        for request in [
+            Request::Create { name: vec![255; 255], mode: 0o700 },
+            Request::Remove { name: b"x".to_vec() },
+            Request::List { after: u64::MAX },
+            Request::Show,
+            Request::SetDefault,
+        ] {
+            let buffer = encode(&request).unwrap();
+            assert_eq!(decode::<Request>(&buffer[..]), Some(request));
+        }
+        assert_eq!(decode::<Request>(&[0; BUFFER_BYTES]), None);
+        assert_eq!(decode::<Request>(b"{\"Create\":{\"na"), None);
+        assert!(encode(&vec![7_u8; BUFFER_BYTES]).is_none());
+    }
+
+    #[test]
+    fn a_path_has_a_directory_and_a_name() {
+        let place = |path| super::place(Path::new(path)).map(|(at, name)| (at, name.to_owned()));
+        assert_eq!(place("/a/b"), Ok(("/a".into(), "b".into())));
+        assert_eq!(place("b"), Ok((".".into(), "b".into())));
+        assert_eq!(place("a/b/"), Ok(("a".into(), "b".into())));
+        assert!(place("/").is_err() && place("..").is_err());
+    }
+}
