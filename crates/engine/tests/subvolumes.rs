@@ -112,7 +112,7 @@ fn a_subvolume_is_a_directory_with_inodes_of_its_own() {
 }
 
 #[test]
-fn names_of_subvolumes_move_within_their_subvolume_only() {
+fn names_of_subvolumes_move_like_directories() {
     let device = device();
     let volume = open(&device, None);
     let root = volume.root();
@@ -125,7 +125,6 @@ fn names_of_subvolumes_move_within_their_subvolume_only() {
     };
     use RenameMode::{Exchange, Replace};
     assert!(matches!(rename(sub, b"file", root, b"file", Replace), Err(Error::CrossDevice)));
-    assert!(matches!(rename(root, b"other", sub, b"other", Replace), Err(Error::CrossDevice)));
     assert!(matches!(rename(root, b"other", root, b"folder", Exchange), Err(Error::CrossDevice)));
     assert!(matches!(rename(root, b"folder", root, b"other", Replace), Err(Error::NotEmpty)));
     assert!(matches!(volume.link(file, root, b"link"), Err(Error::CrossDevice)));
@@ -136,6 +135,17 @@ fn names_of_subvolumes_move_within_their_subvolume_only() {
     // Over an empty directory, as a directory.
     volume.create(root, b"empty", &DIRECTORY).unwrap();
     rename(folder, b"moved", root, b"empty", Replace).unwrap();
+    // Into another subvolume, and not into itself or below.
+    let inside = volume.create(sub, b"inside", &DIRECTORY).unwrap().inode;
+    rename(root, b"empty", inside, b"other", Replace).unwrap();
+    assert_eq!(volume.parent(other).unwrap(), inside);
+    assert_eq!(volume.attributes(inside).unwrap().links, 3);
+    assert!(matches!(rename(root, b"sub", other, b"sub", Replace), Err(Error::InvalidArgument(_))));
+    assert!(matches!(rename(root, b"sub", sub, b"sub", Replace), Err(Error::InvalidArgument(_))));
+    assert!(matches!(volume.remove_subvolume(root, b"sub"), Err(Error::NotEmpty)));
+    let parent = volume.subvolumes().unwrap().iter().find(|info| info.id == 258).unwrap().parent;
+    assert_eq!(parent, 257);
+    rename(inside, b"other", root, b"empty", RenameMode::NoReplace).unwrap();
     volume.fsync_blocking(root, FsyncKind::Full).unwrap();
     drop(volume);
     let volume = open(&device, None);

@@ -98,14 +98,16 @@ impl Names {
         let Wish { old, new, mode, .. } = wish;
         check_name(old.name)?;
         check_name(new.name)?;
-        if old.directory.slot() != new.directory.slot() {
-            return Err(Error::CrossDevice);
-        }
+        let crosses = old.directory.slot() != new.directory.slot();
         loop {
             let source = self.peek_entry(old.directory, old.name)?.ok_or(Error::NotFound)?;
             let target = self.peek_entry(new.directory, new.name)?;
             match (mode, target) {
                 (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+                // An inode belongs to one subvolume; only the name of a subvolume can leave it.
+                _ if crosses && (target.is_some() || !source.is_subvolume()) => {
+                    return Err(Error::CrossDevice);
+                }
                 (RenameMode::Exchange, None) => return Err(Error::NotFound),
                 (RenameMode::Exchange, Some(target))
                     if source.is_subvolume() || target.is_subvolume() =>
@@ -148,8 +150,9 @@ impl Names {
         let Wish { old, new, mode, .. } = wish;
         let items = 8 + u64::from(wish.left.is_some());
         self.files.enter(old.directory)?;
+        self.files.enter(new.directory)?;
         let mut operation = if source.is_subvolume() {
-            self.store.begin_for_subvolume(old.directory, items, Effort::Name)?
+            self.store.begin_for_move(old.directory, new.directory, items, Effort::Name)?
         } else {
             self.store.begin(old.directory, items, 0, Effort::Name)?
         };
@@ -181,6 +184,8 @@ impl Names {
         numbers.extend(target.map(|target| target.inode));
         let inodes: Vec<_> = numbers.iter().map(|&number| self.files.inodes.get(number)).collect();
         let mut locked = match self.files.lock_inodes(&inodes.iter().collect::<Vec<&Arc<_>>>()) {
+            // The subvolume was just removed, or the one with a directory: then that says so.
+            Err(Error::Stale) => return Ok(Outcome::Changed),
             Err(Error::NotFound) => {
                 for (place, entry) in [(old, Some(source)), (new, target)] {
                     // Only the entry of the one that is gone must have changed.
@@ -219,7 +224,9 @@ impl Names {
             }
         };
         let sequence = operation.log();
-        for number in numbers.into_iter().filter(|number| number.slot() == old.directory.slot()) {
+        for number in
+            numbers.into_iter().filter(|number| !source.is_subvolume() || *number != source.inode)
+        {
             locked.get(number).logged(sequence);
         }
         if let Some((number, item)) = left {
@@ -239,7 +246,7 @@ impl Names {
             if at == candidate {
                 return Ok(true);
             }
-            if at.is_subvolume_root() {
+            if at == InodeId::ROOT {
                 return Ok(false);
             }
             at = self.parent(at)?;

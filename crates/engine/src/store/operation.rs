@@ -46,6 +46,8 @@ pub(crate) struct Operation<'v> {
     store: &'v Store,
     /// The one whose tree it changes.
     subvolume: &'v Subvolume,
+    /// Another one, in which it changes inodes and entries, too.
+    other: Option<&'v Subvolume>,
     batch: Batch,
     changed: bool,
     reservation: Reservation,
@@ -94,6 +96,7 @@ impl Store {
                 return Ok(Operation {
                     store: self,
                     subvolume,
+                    other: None,
                     batch: Batch::new(),
                     changed: false,
                     reservation,
@@ -179,6 +182,17 @@ impl<'v> Operation<'v> {
         self.subvolume.tree()
     }
 
+    /// The tree of an inode.
+    fn tree_of(&self, inode: InodeId) -> &'v Tree {
+        let other = self.other.filter(|other| other.slot == inode.slot());
+        other.unwrap_or(self.subvolume).tree()
+    }
+
+    /// Inodes and entries of `other` may change, too.
+    pub(super) fn add_subvolume(&mut self, other: &'v Subvolume) {
+        self.other = Some(other);
+    }
+
     /// For changes of trees.
     pub(super) fn change(&self) -> Change<'_> {
         Change { generation: self.handle.generation(), reservation: &self.reservation }
@@ -209,9 +223,9 @@ impl<'v> Operation<'v> {
     /// Changes the tree, and logs the item unless the tree had it as it is: then an earlier
     /// operation has logged it, or a superblock covers it. What the tree did not have need not be
     /// logged at all if it is removed soon. Returns whether the tree had the item already.
-    fn insert(&mut self, key: Key, value: &[u8], flags: EntryFlags) -> Result<bool> {
+    fn insert(&mut self, tree: &Tree, key: Key, value: &[u8], flags: EntryFlags) -> Result<bool> {
         self.changed = true;
-        let (change, tree) = (self.change(), self.tree());
+        let change = self.change();
         let was_the_same = tree.insert_with(&change, key, value, |old| old == value)?;
         match was_the_same {
             None => {
@@ -226,19 +240,20 @@ impl<'v> Operation<'v> {
 
     /// Inserts or replaces an item.
     pub(crate) fn put(&mut self, key: Key, value: &[u8]) -> Result<()> {
-        self.insert(key, value, EntryFlags::default()).map(drop)
+        self.insert(self.tree(), key, value, EntryFlags::default()).map(drop)
     }
 
     /// Inserts an item that did not exist.
     pub(crate) fn put_new(&mut self, key: Key, value: &[u8]) -> Result<()> {
-        let existed = self.insert(key, value, EntryFlags::default())?;
+        let existed = self.insert(self.tree(), key, value, EntryFlags::default())?;
         debug_assert!(!existed, "{key:?} existed");
         Ok(())
     }
 
     /// Inserts or replaces an inode's attributes.
     pub(crate) fn put_inode(&mut self, inode: InodeId, item: &InodeItem) -> Result<()> {
-        self.put(inode.key(ItemKind::Inode, 0), &item.encode())
+        let key = inode.key(ItemKind::Inode, 0);
+        self.insert(self.tree_of(inode), key, &item.encode(), EntryFlags::default()).map(drop)
     }
 
     /// Inserts or replaces the entry in `slot` of a directory: `name` stands for `target`.
@@ -251,7 +266,8 @@ impl<'v> Operation<'v> {
     ) -> Result<()> {
         let mut buffer = [0; DirectoryEntry::BYTES_MAX];
         let value = DirectoryEntry::encode_in(&mut buffer, target, name);
-        self.put(directory.key(ItemKind::DirectoryEntry, slot), value)
+        let key = directory.key(ItemKind::DirectoryEntry, slot);
+        self.insert(self.tree_of(directory), key, value, EntryFlags::default()).map(drop)
     }
 
     /// Inserts or replaces the item of the extent that begins at `file_block`. Leaves the allocator
@@ -265,7 +281,7 @@ impl<'v> Operation<'v> {
         let key = inode.extent_key(file_block);
         let new_data = extent.kind == ExtentKind::Data && extent.generation == self.generation();
         let flags = if new_data { EntryFlags::NEW_DATA } else { EntryFlags::default() };
-        self.insert(key, &extent.encode(), flags).map(drop)
+        self.insert(self.tree_of(inode), key, &extent.encode(), flags).map(drop)
     }
 
     /// Removes an item, if it exists.

@@ -113,6 +113,25 @@ impl Store {
         self.begin_for_subvolume(root, 0, Effort::Removal)?.end_subvolume(subvolume)
     }
 
+    /// As [`Store::begin_for_subvolume`]; the operation may also change up to `items` inodes and
+    /// entries of the subvolume of `other`.
+    pub(crate) fn begin_for_move(
+        &self,
+        inode: InodeId,
+        other: InodeId,
+        items: u64,
+        effort: Effort,
+    ) -> Result<Operation<'_>> {
+        let other = self.trees.subvolume(other)?;
+        let nodes = || {
+            2 + Tree::worst_case_nodes(2, self.trees.records_height())
+                + other.tree().worst_case_joined(items)
+        };
+        let mut operation = self.begin_with(inode, items, 0, effort, nodes)?;
+        operation.add_subvolume(other);
+        Ok(operation)
+    }
+
     /// What the volume says of each subvolume, by ascending id.
     pub(crate) fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
         let default = self.trees.default_subvolume();
@@ -173,9 +192,11 @@ impl Operation<'_> {
     pub(crate) fn place_subvolume(&mut self, root: InodeId, directory: InodeId) -> Result<()> {
         let store = self.store();
         let subvolume = store.trees.subvolume(root)?;
+        let parent = store.trees.subvolume(directory)?;
         let records = store.trees.lock_records();
+        parent.check_alive()?;
         let item = records.get(subvolume.id)?;
-        let place = Place { subvolume: self.tree().id(), directory: directory.number() };
+        let place = Place { subvolume: parent.id, directory: directory.number() };
         let moved = SubvolumeItem { parent: place.subvolume, directory: place.directory, ..item };
         if moved != item {
             self.note_unlogged_change();

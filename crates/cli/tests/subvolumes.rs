@@ -1,0 +1,146 @@
+//! Subvolumes of a real mount: the commands, what other programs see, and what the kernel is told.
+//!
+//! `CAIRN_MOUNT_TESTS` as in `mounting`; `CAIRN_TEST_TRANSPORT` names the transport of the mounts.
+#[path = "mounting/mounted.rs"]
+mod mounted;
+mod mounting;
+
+use mounted::Mounted;
+use rustix::io::Errno;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+
+fn mounted() -> Option<Mounted> {
+    let mounted = Mounted::new()?;
+    mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
+    mounted.succeeds(&["mount", "image", "dir"]);
+    Some(mounted)
+}
+
+fn listed(mounted: &Mounted) -> Vec<(u64, Option<String>)> {
+    let list: Value =
+        serde_json::from_str(&mounted.succeeds(&["subvolume", "list", "dir", "--json"])).unwrap();
+    let path = |one: &Value| one["path"].as_str().map(str::to_owned);
+    list.as_array().unwrap().iter().map(|one| (one["id"].as_u64().unwrap(), path(one))).collect()
+}
+
+#[test]
+fn a_subvolume_is_a_directory_for_every_program() {
+    let Some(mounted) = mounted() else { return };
+    let at = |name: &str| mounted.path(&format!("dir/{name}"));
+    // The kernel remembers that there was no such name.
+    assert!(fs::metadata(at("sub")).is_err());
+    assert_eq!(fs::metadata(at("")).unwrap().nlink(), 2);
+    mounted.succeeds(&["subvolume", "create", "dir/sub", "dir/sub/inner", "dir/other"]);
+    let (root, sub) = (fs::metadata(at("")).unwrap(), fs::metadata(at("sub")).unwrap());
+    assert!(sub.is_dir() && sub.dev() == root.dev() && root.nlink() == 4);
+    fs::write(at("sub/file"), "one").unwrap();
+    fs::write(at("sub/inner/file"), "two").unwrap();
+    fs::hard_link(at("sub/file"), at("sub/link")).unwrap();
+    // No two files have the same number.
+    let numbers = ["", "sub", "sub/file", "sub/inner", "sub/inner/file", "other"]
+        .map(|name| fs::metadata(at(name)).unwrap().ino());
+    let distinct: std::collections::BTreeSet<u64> = numbers.into_iter().collect();
+    assert_eq!(distinct.len(), numbers.len(), "{numbers:?}");
+    let crossed = fs::rename(at("sub/file"), at("file")).unwrap_err();
+    assert_eq!(crossed.raw_os_error(), Some(Errno::XDEV.raw_os_error()));
+    // The name of a subvolume may move anywhere but below itself.
+    fs::rename(at("other"), at("sub/inner/moved")).unwrap();
+    let below = fs::rename(at("sub"), at("sub/inner/sub")).unwrap_err();
+    assert_eq!(below.raw_os_error(), Some(Errno::INVAL.raw_os_error()));
+    let paths = ["/", "/sub", "/sub/inner", "/sub/inner/moved"];
+    let expected = (256..).zip(paths.map(|path| Some(path.to_owned()))).collect::<Vec<_>>();
+    assert_eq!(listed(&mounted), expected);
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+    mounted.succeeds(&["mount", "image", "dir"]);
+    assert_eq!(fs::read_to_string(at("sub/inner/file")).unwrap(), "two");
+    assert_eq!(listed(&mounted), expected);
+    // `rm -r` needs no command of ours.
+    fs::remove_dir_all(at("sub")).unwrap();
+    assert_eq!(listed(&mounted).len(), 1);
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+}
+
+#[test]
+fn a_subvolume_goes_with_all_that_is_in_it() {
+    let Some(mounted) = mounted() else { return };
+    let at = |name: &str| mounted.path(&format!("dir/{name}"));
+    mounted.succeeds(&["subvolume", "create", "dir/sub"]);
+    for number in 0..50 {
+        fs::create_dir_all(at(&format!("sub/{number}"))).unwrap();
+        fs::write(at(&format!("sub/{number}/file")), vec![7; 20_000]).unwrap();
+    }
+    let open = fs::File::open(at("sub/7/file")).unwrap();
+    mounted.succeeds(&["subvolume", "create", "dir/sub/inner"]);
+    let told = mounted.exits_with(1, &["subvolume", "delete", "dir/sub"]);
+    assert!(told.contains("holds other subvolumes"), "{told}");
+    let told = mounted.exits_with(1, &["subvolume", "delete", "dir/sub/7"]);
+    assert!(told.contains("not the root directory of a subvolume"), "{told}");
+    mounted.succeeds(&["subvolume", "delete", "dir/sub/inner", "dir/sub"]);
+    assert!(fs::metadata(at("sub")).is_err());
+    assert_eq!(fs::read_dir(at("")).unwrap().count(), 0);
+    let stale = open.sync_all().unwrap_err();
+    assert_eq!(stale.raw_os_error(), Some(Errno::STALE.raw_os_error()));
+    drop(open);
+    fs::write(at("sub"), "a file of this name").unwrap();
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+    let told = mounted.exits_with(1, &["subvolume", "list", "dir"]);
+    assert!(told.contains("not in a mount of Cairn"), "{told}");
+}
+
+#[test]
+fn a_mount_shows_the_subvolume_that_it_is_told() {
+    let Some(mounted) = mounted() else { return };
+    let at = |name: &str| mounted.path(&format!("dir/{name}"));
+    mounted.succeeds(&["subvolume", "create", "dir/sub"]);
+    fs::write(at("sub/file"), "inside").unwrap();
+    mounted.succeeds(&["umount", "dir"]);
+    let told = mounted.exits_with(1, &["mount", "-o", "subvolume=300", "image", "dir"]);
+    assert!(told.contains("no subvolume 300"), "{told}");
+    mounted.succeeds(&["mount", "-o", "subvolume=257", "image", "dir"]);
+    assert_eq!(fs::read_to_string(at("file")).unwrap(), "inside");
+    mounted.succeeds(&["subvolume", "set-default", "dir"]);
+    assert!(mounted.succeeds(&["subvolume", "show", "dir"]).contains("default:    yes"));
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["mount", "image", "dir"]);
+    assert_eq!(fs::read_to_string(at("file")).unwrap(), "inside");
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["mount", "-o", "subvolume=256", "image", "dir"]);
+    let told = mounted.exits_with(1, &["subvolume", "delete", "dir/sub"]);
+    assert!(told.contains("by default"), "{told}");
+    mounted.succeeds(&["subvolume", "set-default", "dir"]);
+    mounted.succeeds(&["subvolume", "delete", "dir/sub"]);
+}
+
+#[test]
+fn other_users_make_subvolumes_where_they_may_make_directories() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let Some(mounted) = mounted() else { return };
+    let at = |name: &str| mounted.path(&format!("dir/{name}"));
+    fs::set_permissions(mounted.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(at("own")).unwrap();
+    chown(at("own"), Some(4711), Some(4711)).unwrap();
+    let as_other = |arguments: &[&str]| {
+        let mut command = mounted.command(arguments);
+        command.uid(4711).gid(4711).output().unwrap().status.success()
+    };
+    // The program itself may stand where another user can't run it.
+    if !as_other(&["--version"]) {
+        return;
+    }
+    assert!(!as_other(&["subvolume", "create", "dir/sub"]));
+    assert!(as_other(&["subvolume", "create", "dir/own/sub"]));
+    let made = fs::metadata(at("own/sub")).unwrap();
+    assert_eq!((made.uid(), made.gid()), (4711, 4711));
+    assert!(!as_other(&["subvolume", "set-default", "dir/own/sub"]));
+    mounted.succeeds(&["subvolume", "create", "dir/own/roots"]);
+    assert!(!as_other(&["subvolume", "delete", "dir/own/roots"]));
+    assert!(as_other(&["subvolume", "delete", "dir/own/sub"]));
+}
