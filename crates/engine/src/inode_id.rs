@@ -10,9 +10,6 @@ use std::ops::RangeInclusive;
 /// Bits of the number in the subvolume.
 const INODE_BITS: u32 = INODE_NUMBER_END.trailing_zeros();
 
-/// Slots are below this, so that ids are positive as signed numbers, too.
-pub(crate) const SLOT_END: u32 = 1 << (63 - INODE_BITS);
-
 /// An inode of an open volume: in which subvolume, and its number there. It is what `stat` shows as
 /// `st_ino`, and the node id of a FUSE mount.
 ///
@@ -24,8 +21,11 @@ impl InodeId {
     /// The root directory of the subvolume that the volume was opened with.
     pub const ROOT: Self = Self(INODE_ROOT.0);
 
+    /// Slots are below this, so that ids are positive as signed numbers, too.
+    pub(crate) const SLOT_END: u32 = 1 << (63 - INODE_BITS);
+
     pub(crate) fn new(slot: u32, number: InodeNumber) -> Self {
-        debug_assert!(number.0 < INODE_NUMBER_END && slot < SLOT_END, "{slot}, {number}");
+        debug_assert!(number.0 < INODE_NUMBER_END && slot < Self::SLOT_END, "{slot}, {number}");
         Self(u64::from(slot) << INODE_BITS | number.0)
     }
 
@@ -88,7 +88,8 @@ mod tests {
     #[test]
     fn an_id_holds_subvolume_and_number() {
         let last = InodeNumber(INODE_NUMBER_END - 1);
-        for (slot, number) in [(0, INODE_ROOT), (1, InodeNumber(16)), (SLOT_END - 1, last)] {
+        for (slot, number) in [(0, INODE_ROOT), (1, InodeNumber(16)), (InodeId::SLOT_END - 1, last)]
+        {
             let id = InodeId::new(slot, number);
             assert_eq!((id.slot(), id.number()), (slot, number));
             assert!(i64::try_from(id.0).is_ok());

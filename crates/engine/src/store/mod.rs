@@ -2,6 +2,7 @@
 //!
 //! It has the device, the free space, the trees with their cache, the log, and the transactions.
 //! Items are keys and values here: what an inode, a name, or a page is, only the layers above know.
+//! Of an inode it knows the id, which says in which tree its items stand.
 //! [`Operation`](operation::Operation) is their way to change items; [`Store::commit`] makes a
 //! transaction durable; [`Store::recover`] opens a volume.
 //!
@@ -44,12 +45,11 @@ use counters::Counters;
 use discards::Discards;
 use failures::FailureLedger;
 use inode_count::InodeCount;
-use recovery::check_next_inode;
 use requests::{CommitSignal, Unpinner};
 use std::sync::Arc;
 use storage_room::StorageRoom;
 use transaction::Transactions;
-use trees::Trees;
+use trees::{Trees, check_next_inode};
 
 /// A layer above the store. It takes no lock that is held around a commit, and does not wait.
 pub(crate) trait Observer: Send + Sync {

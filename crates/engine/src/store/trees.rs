@@ -20,15 +20,13 @@ use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::{Mutex, MutexGuard};
 use cairn_format::{
-    BlockRange, COUNTER_WRITABLE_MAX, FormatError, Generation, Geometry, INODE_ROOT, InodeNumber,
-    Key, NodePointer, RootItem, Structure, SubvolumeItem, Superblock, TREE_FILES, TREE_ROOTS,
-    TREE_SUBVOLUMES, TreeId,
+    BlockRange, COUNTER_WRITABLE_MAX, FormatError, Generation, Geometry, INODE_FIRST, INODE_ROOT,
+    InodeNumber, Key, NodePointer, RootItem, Structure, SubvolumeItem, Superblock, TREE_FILES,
+    TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
 };
 use cairn_space::Space;
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, OnceLock};
-
-use crate::inode_id::SLOT_END;
 
 /// A tree, and what the root tree says of it.
 pub(crate) struct RecordedTree {
@@ -145,7 +143,9 @@ impl Trees {
             geometry: superblock.geometry,
             roots,
             records: OnceLock::new(),
-            chunks: (0..(SLOT_END as usize).div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
+            chunks: (0..(InodeId::SLOT_END as usize).div_ceil(CHUNK))
+                .map(|_| OnceLock::new())
+                .collect(),
             slots: Mutex::new(Rank::LEAF, FxHashMap::default()),
             opening: Mutex::new(Rank::SUBVOLUMES, ()),
             ended: Mutex::new(Rank::LEAF, Vec::new()),
@@ -203,7 +203,7 @@ impl Trees {
             return Ok(*slot);
         }
         let slot = slots.len() as u32;
-        if slot >= SLOT_END {
+        if slot >= InodeId::SLOT_END {
             return Err(Error::TooManySubvolumes);
         }
         let chunk = self.chunks[slot as usize / CHUNK]
@@ -357,6 +357,24 @@ impl Trees {
     pub(crate) fn changed(&self) -> Vec<(&RecordedTree, NodePointer)> {
         self.open_trees().filter_map(|tree| Some((tree, tree.unrecorded()?))).collect()
     }
+}
+
+/// Checks that the next inode number is above all of a tree of files: a number given out a second
+/// time would give one file another's items.
+pub(super) fn check_next_inode(
+    files: &Tree,
+    next_inode: u64,
+    superblock: &Superblock,
+) -> Result<()> {
+    let last = files.last(Key::MIN..=Key::MAX)?.map_or(0, |(key, _)| key.inode);
+    if next_inode > last.max(INODE_FIRST - 1) {
+        return Ok(());
+    }
+    let problem = format!(
+        "the next inode number is {next_inode}, but inode {last} exists; `cairn fsck --repair` repairs this"
+    );
+    let block = Geometry::SUPERBLOCKS[(superblock.generation.0 % 2) as usize];
+    Err(FormatError::new(Structure::Superblock, block, problem).into())
 }
 
 /// What a superblock says of subvolumes.

@@ -1,5 +1,5 @@
-//! Ioctls: sync, the two shutdowns, trim, and requests about subvolumes. Each works on a thread of its own, since it may take
-//! long.
+//! Ioctls: sync, the two shutdowns, trim, and requests about subvolumes. Each works on a thread of
+//! its own, since it may take long.
 //!
 //! The GOINGDOWN ioctl of other file systems comes without its flags. Its caller gets the shutdown
 //! that loses nothing, which every flag permits. The one that drops what isn't durable has a number

@@ -38,7 +38,6 @@ use cairn_log::{CommitReason, CommitRequest, Log, LogOptions};
 use cairn_space::Space;
 use meter::RecoveryMeter;
 use replay::Replayer;
-pub(super) use replay::check_next_inode;
 use std::sync::Arc;
 use superblock::read_superblock;
 

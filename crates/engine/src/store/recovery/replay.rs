@@ -4,35 +4,18 @@ use super::superblock::{overwritten_in_place, settle_superblocks};
 use crate::store::counters::Counters;
 use crate::store::damage::of_item;
 use crate::store::inode_count::InodeCount;
-use crate::store::trees::Trees;
+use crate::store::trees::{Trees, check_next_inode};
 use crate::{Error, Result};
 use cairn_blockdev::BlockDevice;
-use cairn_btree::{Change, Tree};
+use cairn_btree::Change;
 use cairn_environment::atomic::Ordering;
 use cairn_format::{
     BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, EntryFlags, Extent,
-    FormatError, Generation, Geometry, INODE_FIRST, ItemKind, Key, Structure, Superblock,
+    FormatError, Generation, ItemKind, Structure, Superblock,
 };
 use cairn_log::{LogStart, ReplayPhase};
 use cairn_space::{Request, Space, Urgency};
 use std::sync::Arc;
-
-/// A number given out a second time would give one file another's items.
-pub(in crate::store) fn check_next_inode(
-    files: &Tree,
-    next_inode: u64,
-    superblock: &Superblock,
-) -> Result<()> {
-    let last = files.last(Key::MIN..=Key::MAX)?.map_or(0, |(key, _)| key.inode);
-    if next_inode > last.max(INODE_FIRST - 1) {
-        return Ok(());
-    }
-    let problem = format!(
-        "the next inode number is {next_inode}, but inode {last} exists; `cairn fsck --repair` repairs this"
-    );
-    let block = Geometry::SUPERBLOCKS[(superblock.generation.0 % 2) as usize];
-    Err(FormatError::new(Structure::Superblock, block, problem).into())
-}
 
 /// Counters of a mount must not reach what the next one takes for damage.
 fn check_counters(superblock: &Superblock, replay: &cairn_log::Replay<'_>) -> Result<()> {
