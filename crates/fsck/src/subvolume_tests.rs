@@ -142,13 +142,13 @@ fn subvolumes_that_cannot_be() {
     type Change = fn(&mut TestVolume);
     let cases: &[(&str, Change)] = &[
         ("subvolume 257 has no item in the tree of subvolumes", |v| {
-            drop(v.subvolumes.remove(&HOME));
+            assert!(v.subvolumes.remove(&HOME).is_some())
         }),
         ("subvolume 259 has no item in the tree of subvolumes", |v| {
-            drop(v.subvolumes.remove(&DYING));
+            assert!(v.subvolumes.remove(&DYING).is_some())
         }),
         ("subvolume 256 has no item in the tree of subvolumes", |v| {
-            drop(v.subvolumes.remove(&TREE_FILES));
+            assert!(v.subvolumes.remove(&TREE_FILES).is_some())
         }),
         ("subvolume 257 has no tree of files", |v| drop(v.others.remove(&HOME))),
         ("subvolume 259 has no tree of files", |v| drop(v.others.remove(&DYING))),
@@ -357,7 +357,7 @@ fn of_damaged_trees_all_that_is_left_is_found() {
                     device.write(block.offset_bytes(), &[&[0xAA; BLOCK_SIZE]]).unwrap();
                 }
                 let reader = TreeReader::open(&device, &mut |_| {}).unwrap();
-                let walked = Walk::new(&reader).filter(|step| is_file(step)).count() as u64;
+                let walked = Walk::new(&reader).filter(is_file).count() as u64;
                 let before = fsck(&device, false);
                 let repaired = fsck(&device, true);
                 let case = format!("{lost:?}, bitmaps {with_bitmaps}: {before}\n{repaired}");
