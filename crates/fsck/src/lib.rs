@@ -179,4 +179,6 @@ mod repair_tests;
 #[cfg(test)]
 mod salvage_tests;
 #[cfg(test)]
+mod subvolume_tests;
+#[cfg(test)]
 mod test_volume;

@@ -5,9 +5,12 @@ use cairn_format::*;
 
 const FILE: InodeNumber = InodeNumber(16);
 
-/// A volume with one file of 100,000 bytes, in use, and its log.
-struct Logged {
-    volume: TestVolume,
+/// An entry of a checkpoint; without a value it is a removal.
+pub(crate) type LogEntry = (Key, Option<Vec<u8>>, EntryFlags);
+
+/// A volume in use, and its log.
+pub(crate) struct Logged {
+    pub(crate) volume: TestVolume,
     ring_block: u64,
     sequence: u64,
     generation: u64,
@@ -17,9 +20,15 @@ struct Logged {
 }
 
 impl Logged {
+    /// With one file of 100,000 bytes.
     fn new() -> Self {
         let mut volume = TestVolume::empty();
         volume.make_file(1, "file", 100_000);
+        Self::of(volume)
+    }
+
+    /// Writes `volume`.
+    pub(crate) fn of(mut volume: TestVolume) -> Self {
         volume.superblock.clean = false;
         volume.write();
         let LogPosition { block, sequence } = volume.superblock.log_tail;
@@ -35,14 +44,19 @@ impl Logged {
     }
 
     /// Appends a checkpoint that puts (or removes) these items.
-    fn append(&mut self, entries: &[(Key, Option<Vec<u8>>, EntryFlags)]) -> u64 {
+    fn append(&mut self, entries: &[LogEntry]) -> u64 {
+        self.append_to(TREE_FILES, entries)
+    }
+
+    /// As [`Logged::append`], for items of another tree.
+    pub(crate) fn append_to(&mut self, tree: TreeId, entries: &[LogEntry]) -> u64 {
         let mut memory = vec![0; 64 * BLOCK_SIZE];
         let mut builder = CheckpointBuilder::new(&mut memory);
         for (key, value, flags) in entries {
             let flags =
                 EntryFlags(flags.0 | if value.is_none() { EntryFlags::DELETE.0 } else { 0 });
             builder.push(CheckpointEntry {
-                tree: TREE_FILES,
+                tree,
                 key: *key,
                 flags,
                 value: value.as_deref().unwrap_or_default(),
@@ -68,11 +82,11 @@ impl Logged {
         at
     }
 
-    fn put(&self, key: Key) -> (Key, Option<Vec<u8>>, EntryFlags) {
+    fn put(&self, key: Key) -> LogEntry {
         (key, Some(self.volume.items[&key].clone()), EntryFlags::default())
     }
 
-    fn inode(&self, inode: InodeNumber) -> (Key, Option<Vec<u8>>, EntryFlags) {
+    pub(crate) fn inode(&self, inode: InodeNumber) -> LogEntry {
         self.put(Key::new(inode, ItemKind::Inode, 0))
     }
 
@@ -82,11 +96,7 @@ impl Logged {
 }
 
 /// Entries that put `extent` into the file at `file_block` and grow it.
-fn appended(
-    log: &mut Logged,
-    file_block: u64,
-    extent: &Extent,
-) -> Vec<(Key, Option<Vec<u8>>, EntryFlags)> {
+fn appended(log: &mut Logged, file_block: u64, extent: &Extent) -> Vec<LogEntry> {
     log.volume.change_inode(FILE.0, |item| {
         item.blocks += extent.blocks;
         item.size = (file_block + extent.blocks) * BLOCK_SIZE as u64;

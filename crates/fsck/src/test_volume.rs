@@ -14,7 +14,12 @@ const ITEMS_PER_NODE: usize = 6;
 pub(crate) struct TestVolume {
     pub(crate) device: MemoryDevice,
     pub(crate) superblock: Superblock,
+    /// Of the first subvolume; within [`TestVolume::within`] of another one.
     pub(crate) items: BTreeMap<Key, Vec<u8>>,
+    /// The trees of the other subvolumes.
+    pub(crate) others: BTreeMap<TreeId, BTreeMap<Key, Vec<u8>>>,
+    /// Items of the tree of subvolumes, which exists if the superblock says so.
+    pub(crate) subvolumes: BTreeMap<TreeId, SubvolumeItem>,
     /// Blocks of all nodes, after `write`.
     pub(crate) nodes: Vec<BlockNumber>,
     /// Blocks marked used besides the nodes.
@@ -48,8 +53,17 @@ impl TestVolume {
         };
         let (next_node, next_data) = (geometry.data_start().0, geometry.data_start().0 + 1024);
         let device = MemoryDevice::new(16 << 20);
-        let (items, nodes, data) = (BTreeMap::new(), Vec::new(), Vec::new());
-        let mut volume = Self { device, superblock, items, nodes, data, next_data, next_node };
+        let mut volume = Self {
+            device,
+            superblock,
+            items: BTreeMap::new(),
+            others: BTreeMap::new(),
+            subvolumes: BTreeMap::new(),
+            nodes: Vec::new(),
+            data: Vec::new(),
+            next_data,
+            next_node,
+        };
         volume.put_inode(INODE_ROOT.0, &inode_item(0o40755, 2, INODE_ROOT.0));
         volume
     }
@@ -100,21 +114,80 @@ impl TestVolume {
     }
 
     pub(crate) fn entry(inode: u64, directory: u64, name: &str, mode: u32) -> (Key, Vec<u8>) {
-        let slot = *name_slot_range(hash_name(&SEED, name.as_bytes())).start();
         let file_type = FileType::from_mode(mode).unwrap();
-        let target = EntryTarget::Inode(InodeNumber(inode), file_type);
+        Self::entry_of(EntryTarget::Inode(InodeNumber(inode), file_type), directory, name)
+    }
+
+    pub(crate) fn entry_of(target: EntryTarget, directory: u64, name: &str) -> (Key, Vec<u8>) {
+        let slot = *name_slot_range(hash_name(&SEED, name.as_bytes())).start();
         let entry = DirectoryEntry { target, name: name.as_bytes().to_vec() };
         (Key::new(InodeNumber(directory), ItemKind::DirectoryEntry, slot), entry.encode())
     }
 
     fn add_name(&mut self, inode: u64, directory: u64, name: &str, mode: u32) {
-        let (key, value) = Self::entry(inode, directory, name, mode);
+        let file_type = FileType::from_mode(mode).unwrap();
+        self.add_entry(EntryTarget::Inode(InodeNumber(inode), file_type), directory, name);
+    }
+
+    /// Adds a name, and counts it in its directory.
+    pub(crate) fn add_entry(&mut self, target: EntryTarget, directory: u64, name: &str) {
+        let (key, value) = Self::entry_of(target, directory, name);
         self.items.insert(key, value);
         self.change_inode(directory, |item| {
             item.entries += 1;
             item.size += name.len() as u64;
-            item.links += u32::from(mode & 0o170000 == 0o40000);
+            item.links += u32::from(target.file_type() == FileType::Directory);
         });
+    }
+
+    /// Removes the name of a subvolume, and counts its directory's names anew.
+    pub(crate) fn remove_subvolume_name(&mut self, id: TreeId, directory: u64, name: &str) {
+        let (key, _) = Self::entry_of(EntryTarget::Subvolume(id), directory, name);
+        self.items.remove(&key).unwrap();
+        self.change_inode(directory, |item| {
+            item.entries -= 1;
+            item.size -= name.len() as u64;
+            item.links -= 1;
+        });
+    }
+
+    /// Makes a subvolume with an empty root directory, and its name in a directory of the one whose
+    /// items these are, `parent`.
+    pub(crate) fn make_subvolume(&mut self, parent: TreeId, directory: u64, name: &str) -> TreeId {
+        let Superblock { volume, created_ns, next_tree: id, .. } = self.superblock;
+        self.superblock.features.incompatible |= Features::SUBVOLUMES;
+        self.superblock.next_tree = TreeId(id.0 + 1);
+        let first = SubvolumeItem {
+            parent: TREE_FILES,
+            directory: INODE_ROOT,
+            generation: Generation(0),
+            created_ns,
+            is_dying: false,
+            uuid: volume.0,
+        };
+        self.subvolumes.insert(TREE_FILES, first);
+        let (generation, directory) = (Generation(3), InodeNumber(directory));
+        let uuid = [id.0 as u8; 16];
+        self.subvolumes.insert(id, SubvolumeItem { parent, directory, generation, uuid, ..first });
+        self.add_entry(EntryTarget::Subvolume(id), directory.0, name);
+        self.within(id, |volume| {
+            volume.put_inode(INODE_ROOT.0, &inode_item(0o40755, 2, INODE_ROOT.0));
+        });
+        id
+    }
+
+    /// Calls `change` with the items of another subvolume in place of those of the first. Their
+    /// inode numbers go on where they ended there, so both have the same.
+    pub(crate) fn within<T>(&mut self, id: TreeId, change: impl FnOnce(&mut Self) -> T) -> T {
+        let other = self.others.remove(&id).unwrap_or_default();
+        let last = other.last_key_value().map_or(0, |(key, _)| key.inode);
+        let first = std::mem::replace(&mut self.items, other);
+        let outside = std::mem::replace(&mut self.superblock.next_inode, (last + 1).max(16));
+        let result = change(self);
+        self.superblock.next_inode = self.superblock.next_inode.max(outside);
+        let other = std::mem::replace(&mut self.items, first);
+        self.others.insert(id, other);
+        result
     }
 
     pub(crate) fn make(&mut self, directory: u64, name: &str, mode: u32, parent: u64) -> u64 {
@@ -226,9 +299,24 @@ impl TestVolume {
 
     /// Writes trees, bitmaps and superblocks.
     pub(crate) fn write(&mut self) {
-        let items: Vec<_> = self.items.iter().map(|(key, value)| (*key, value.clone())).collect();
-        let root = self.write_tree(TREE_FILES, items);
-        self.write_root_tree(vec![(Key::root(TREE_FILES), RootItem { root }.encode().to_vec())]);
+        let roots = self.write_trees();
+        self.write_root_tree(roots);
+    }
+
+    /// Writes all trees but that of the roots, and returns its items.
+    pub(crate) fn write_trees(&mut self) -> Vec<(Key, Vec<u8>)> {
+        let mut trees = BTreeMap::from([(TREE_FILES, self.items.clone())]);
+        trees.extend(self.others.clone());
+        if self.superblock.features.has_subvolumes() {
+            let items = self.subvolumes.iter();
+            let items = items.map(|(id, item)| (Key::subvolume(*id), item.encode().to_vec()));
+            trees.insert(TREE_SUBVOLUMES, items.collect());
+        }
+        let root_of = |(id, items): (TreeId, BTreeMap<Key, Vec<u8>>)| {
+            let root = self.write_tree(id, items.into_iter().collect());
+            (Key::root(id), RootItem { root }.encode().to_vec())
+        };
+        trees.into_iter().map(root_of).collect()
     }
 
     /// Writes the root tree with these items, bitmaps and superblocks.

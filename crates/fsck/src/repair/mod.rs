@@ -79,10 +79,10 @@ pub(crate) fn rebuild(
     }
     let allocation = allocation(checker);
     let (mut items, salvaged) = readable_items(checker, &allocation)?;
-    if items.get(&TREE_FILES).is_none_or(BTreeMap::is_empty) {
+    let subvolume_items = items.remove(&TREE_SUBVOLUMES).unwrap_or_default();
+    if items.values().all(BTreeMap::is_empty) {
         return Ok(RepairResult::Impossible("nothing of the file tree can be read"));
     }
-    let subvolume_items = items.remove(&TREE_SUBVOLUMES).unwrap_or_default();
     let mut trees = gathered(items);
     let found = subvolumes::found(checker, &subvolume_items, &mut trees);
     let (mut lost, mut losses) = losses::of(&trees, &checker.lost_nodes, &salvaged);
