@@ -12,8 +12,8 @@ pub(super) fn of_item(tree: &Tree, key: &Key, error: FormatError) -> Error {
 }
 
 impl Store {
-    /// What was decoded from the item under `key` in the tree of `inode`, or an error that names the
-    /// item. No leaf is locked.
+    /// What was decoded from the item under `key` in the tree of `inode`, or an error that names
+    /// the item. No leaf is locked.
     pub(crate) fn of_item<T>(
         &self,
         inode: InodeId,

@@ -56,7 +56,8 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InvalidArgument`] for what is no subvolume,
-    /// [`Error::NotEmpty`] if it holds other subvolumes, [`Error::Busy`] for the one that is shown by default or now.
+    /// [`Error::NotEmpty`] if it holds other subvolumes, [`Error::Busy`] for the one that is shown
+    /// by default or now.
     pub fn remove_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.names().remove_subvolume(parent, name)
     }
