@@ -5,11 +5,13 @@
 mod sparse_image;
 
 use cairn_blockdev::BlockDevice;
-use cairn_format::{TREE_FILES, TREE_ROOTS};
+use cairn_format::{TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES};
 use cairn_fsck::dump::{dump_log, dump_space, dump_super, dump_tree};
-use cairn_fsck::{CheckOptions, PassId, check};
+use cairn_fsck::{CheckOptions, PassId, Step, TreeReader, Walk, check, shown_path};
 
 const VERSION_1: &[u8] = include_bytes!("golden/version-1.sparse");
+/// With the feature *subvolumes*; one of them is being removed.
+const SUBVOLUMES: &[u8] = include_bytes!("golden/subvolumes.sparse");
 
 #[test]
 fn version_1_stays_readable() {
@@ -57,8 +59,44 @@ fn version_1_stays_readable() {
 }
 
 #[test]
+fn subvolumes_stay_readable() {
+    let device = sparse_image::load(SUBVOLUMES);
+    let report = check(&device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
+    assert!(report.findings.is_empty() && report.exit_code() == 0, "{report}");
+    let records = dump_tree(&device, TREE_SUBVOLUMES, None).unwrap().to_string();
+    for part in ["(256 Subvolume 0)", "(259 Subvolume 0) in directory 1 of subvolume 257", "dying"]
+    {
+        assert!(records.contains(part), "{part} is missing in\n{records}");
+    }
+    let reader = TreeReader::open(&device, &mut |_| {}).unwrap();
+    let mut paths = Vec::new();
+    let mut walk = Walk::new(&reader);
+    while let Some(step) = walk.next() {
+        match step {
+            Step::Enter(_) | Step::Object(_) => paths.push(shown_path(walk.path())),
+            Step::Leave(_) => {}
+            Step::Problem { problem, .. } => panic!("{problem}"),
+        }
+    }
+    paths.sort();
+    let expected = [
+        "/",
+        "/directory",
+        "/directory/file",
+        "/directory/nested",
+        "/directory/nested/random",
+        "/home",
+        "/home/alice",
+        "/home/alice/file",
+        "/home/alice/link",
+        "/home/alice/symlink",
+    ];
+    assert_eq!(paths, expected);
+}
+
+#[test]
 fn a_golden_image_is_small_and_survives_the_round_trip() {
-    assert!(VERSION_1.len() < 100 << 10);
+    assert!(VERSION_1.len() < 100 << 10 && SUBVOLUMES.len() < 100 << 10);
     let device = sparse_image::load(VERSION_1);
     assert_eq!(sparse_image::save(&device).unwrap(), VERSION_1);
     let mut block = vec![0; 4096];
