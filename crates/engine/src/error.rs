@@ -52,7 +52,7 @@ pub enum Error {
     NoSubvolume(u64),
     #[error("it is in use")]
     Busy,
-    #[error("too many subvolumes were used since the volume was mounted; mount it again")]
+    #[error("no number is left for a subvolume: delete some, then mount the volume again")]
     TooManySubvolumes,
     /// The storage below the device is full, as far as this volume may use it.
     #[error("the disk that holds {} is full: free space on it, or remove files here", .0.device)]

@@ -1,9 +1,12 @@
 //! How an open volume numbers inodes.
 //!
-//! Invariant: the number of a subvolume (its *slot*) is never used for another one while the volume
-//! is open, and that of the subvolume shown at the root is 0. So an id means the same inode from
-//! when it was learnt until the volume is closed.
-use cairn_format::{FileBlock, INODE_NUMBER_END, INODE_ROOT, InodeNumber, ItemKind, Key};
+//! Invariant: the *slot* of a subvolume is the number in its item, or 0 for the one that is shown at
+//! the root. It is given to no other subvolume while the volume is open. So an id means the same
+//! inode from when it was learnt until the volume is closed, and the next time that it is opened,
+//! unless another subvolume is shown at the root.
+use cairn_format::{
+    FileBlock, INODE_NUMBER_END, INODE_ROOT, InodeNumber, ItemKind, Key, SubvolumeItem,
+};
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -21,8 +24,8 @@ impl InodeId {
     /// The root directory of the subvolume that the volume was opened with.
     pub const ROOT: Self = Self(INODE_ROOT.0);
 
-    /// Slots are below this, so that ids are positive as signed numbers, too.
-    pub(crate) const SLOT_END: u32 = 1 << (63 - INODE_BITS);
+    /// Slots are below this.
+    pub(crate) const SLOT_END: u32 = SubvolumeItem::NUMBER_END;
 
     pub(crate) fn new(slot: u32, number: InodeNumber) -> Self {
         debug_assert!(number.0 < INODE_NUMBER_END && slot < Self::SLOT_END, "{slot}, {number}");

@@ -65,6 +65,7 @@ fn a_subvolume_is_a_directory_with_inodes_of_its_own() {
     assert_eq!(volume.parent(inner).unwrap(), nested);
     assert_eq!(volume.parent(made.inode).unwrap(), root);
     let infos = volume.subvolumes().unwrap();
+    assert_eq!((made.inode.0, inner.0), (1 << 44 | 1, 2 << 44 | 1));
     let told: Vec<_> =
         infos.iter().map(|info| (info.id, info.parent, info.is_default, info.is_dying)).collect();
     assert_eq!(told, [(256, 256, true, false), (257, 256, false, false), (258, 257, false, false)]);
@@ -75,6 +76,7 @@ fn a_subvolume_is_a_directory_with_inodes_of_its_own() {
     let sub = volume.lookup(volume.root(), b"sub").unwrap().inode;
     let nested = volume.lookup(sub, b"directory").unwrap().inode;
     let inner = volume.lookup(nested, b"inner").unwrap().inode;
+    assert_eq!((sub.0, inner.0), (1 << 44 | 1, 2 << 44 | 1));
     assert_eq!(get(&volume, sub, b"inside").unwrap(), b"of the subvolume");
     assert_eq!(get(&volume, inner, b"innermost").unwrap(), b"third tree");
     assert_eq!(volume.parent(inner).unwrap(), nested);
@@ -187,6 +189,25 @@ fn what_a_removed_subvolume_held_is_free_again() {
     assert_eq!(volume.subvolumes().unwrap().len(), 1);
     volume.forget(open_file, 1);
     volume.close().unwrap();
+}
+
+/// Whoever holds an id of a removed one must not meet another one, and space for numbers is finite.
+#[test]
+fn the_number_of_a_removed_subvolume_is_used_again_after_the_next_mount() {
+    let device = device();
+    let number = |inode: InodeId| inode.0 >> 44;
+    let volume = open(&device, None);
+    let make = |volume: &Volume, name: &[u8]| {
+        number(volume.create_subvolume(volume.root(), name, &DIRECTORY).unwrap().inode)
+    };
+    assert_eq!([make(&volume, b"a"), make(&volume, b"b"), make(&volume, b"c")], [1, 2, 3]);
+    volume.remove_subvolume(volume.root(), b"b").unwrap();
+    assert_eq!(make(&volume, b"d"), 4);
+    drop(volume);
+    let volume = open(&device, None);
+    volume.lookup(volume.root(), b"c").unwrap();
+    volume.remove_subvolume(volume.root(), b"c").unwrap();
+    assert_eq!([make(&volume, b"e"), make(&volume, b"f")], [2, 5]);
 }
 
 #[test]

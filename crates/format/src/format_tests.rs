@@ -291,11 +291,14 @@ fn items_round_trip() {
         created_ns: 8,
         is_dying: true,
         uuid: [9; 16],
+        number: SubvolumeItem::NUMBER_END - 1,
     };
     assert_eq!(SubvolumeItem::decode(&subvolume.encode()), Ok(subvolume));
     let mut unknown = subvolume.encode();
     unknown[32] = 2;
     assert!(SubvolumeItem::decode(&unknown).is_err());
+    let too_high = SubvolumeItem { number: SubvolumeItem::NUMBER_END, ..subvolume };
+    assert!(SubvolumeItem::decode(&too_high.encode()).is_err());
     let nowhere = SubvolumeItem { parent: TreeId(255), ..subvolume };
     assert!(SubvolumeItem::decode(&nowhere.encode()).is_err());
     let xattr = XattrItem {

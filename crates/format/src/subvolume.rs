@@ -1,6 +1,9 @@
 //! The item that describes a subvolume, in the tree of subvolumes.
-use crate::{BlockNumber, FormatError, Generation, InodeNumber, Structure, TREE_FILES, TreeId};
-use zerocopy::little_endian::U64;
+use crate::{
+    BlockNumber, FormatError, Generation, INODE_NUMBER_END, InodeNumber, Structure, TREE_FILES,
+    TreeId,
+};
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// A subvolume: a tree of files with inode numbers of its own. Its id is that of its tree.
@@ -21,6 +24,11 @@ pub struct SubvolumeItem {
     pub is_dying: bool,
     /// Identity, random.
     pub uuid: [u8; 16],
+    /// With an inode number, the number of that inode in a mount; below [`NUMBER_END`], and no other
+    /// subvolume's. That of the first one is 0.
+    ///
+    /// [`NUMBER_END`]: SubvolumeItem::NUMBER_END
+    pub number: u32,
 }
 
 /// [`SubvolumeItem`] on disk.
@@ -34,7 +42,8 @@ pub struct RawSubvolume {
     pub created_ns: U64,
     pub flags: U64,
     pub uuid: [u8; 16],
-    pub reserved: [u8; 72],
+    pub number: U32,
+    pub reserved: [u8; 68],
 }
 
 const FLAG_DYING: u64 = 1;
@@ -42,6 +51,8 @@ const FLAG_DYING: u64 = 1;
 impl SubvolumeItem {
     /// Bytes on disk.
     pub const BYTES: usize = size_of::<RawSubvolume>();
+    /// Numbers are below this: together with an inode number they fill 63 bits.
+    pub const NUMBER_END: u32 = 1 << (63 - INODE_NUMBER_END.trailing_zeros());
 
     /// Item value.
     pub fn encode(&self) -> [u8; Self::BYTES] {
@@ -52,7 +63,8 @@ impl SubvolumeItem {
             created_ns: U64::new(self.created_ns),
             flags: U64::new(if self.is_dying { FLAG_DYING } else { 0 }),
             uuid: self.uuid,
-            reserved: [0; 72],
+            number: U32::new(self.number),
+            reserved: [0; 68],
         };
         zerocopy::transmute!(raw)
     }
@@ -71,6 +83,9 @@ impl SubvolumeItem {
         if raw.parent.get() < TREE_FILES.0 {
             return Err(damaged(format!("subvolume in the impossible subvolume {}", raw.parent)));
         }
+        if raw.number.get() >= Self::NUMBER_END {
+            return Err(damaged(format!("subvolume with the impossible number {}", raw.number)));
+        }
         Ok(Self {
             parent: TreeId(raw.parent.get()),
             directory: InodeNumber(raw.directory.get()),
@@ -78,6 +93,7 @@ impl SubvolumeItem {
             created_ns: raw.created_ns.get(),
             is_dying: raw.flags.get() & FLAG_DYING != 0,
             uuid: raw.uuid,
+            number: raw.number.get(),
         })
     }
 }

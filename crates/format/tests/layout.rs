@@ -84,7 +84,7 @@ fn structs_are_as_documented() {
     });
     #[rustfmt::skip]
     let subvolume = fields!(RawSubvolume {
-        parent, directory, generation, created_ns, flags, uuid, reserved
+        parent, directory, generation, created_ns, flags, uuid, number, reserved
     });
     let entry = fields!(RawEntry { tree, inode, offset, value_length, kind, flags, reserved });
     let structs = [

@@ -156,6 +156,7 @@ fn subvolumes_that_cannot_be() {
         ("subvolume 256 is described as", |v| subvolume(v, TREE_FILES).created_ns += 1),
         ("subvolume 256 is described as", |v| subvolume(v, TREE_FILES).parent = HOME),
         ("subvolume 256 is described as", |v| subvolume(v, TREE_FILES).is_dying = true),
+        ("has number 0, as subvolume 256 has", |v| subvolume(v, DYING).number = 0),
         ("subvolume 257 has generation 0", |v| subvolume(v, HOME).generation = Generation(0)),
         ("subvolume 257 has generation 6", |v| subvolume(v, HOME).generation = Generation(6)),
         ("subvolume 258 was never made: the next one is 258", |v| v.superblock.next_tree = DEEP),

@@ -127,9 +127,14 @@ fn problems_of_items(checker: &Checker<'_>, all_known: bool) -> Vec<(TreeId, Str
         created_ns: superblock.created_ns,
         is_dying: false,
         uuid: superblock.volume.0,
+        number: 0,
     };
     let mut problems = Vec::new();
+    let mut numbers: BTreeMap<u32, TreeId> = BTreeMap::new();
     for (&id, item) in items {
+        if let Some(other) = numbers.insert(item.number, id) {
+            problems.push((id, format!("has number {}, as subvolume {other} has", item.number)));
+        }
         if id == TREE_FILES {
             if *item != first {
                 problems.push((id, format!("is described as {item:?} instead of {first:?}")));

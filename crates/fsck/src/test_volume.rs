@@ -164,11 +164,14 @@ impl TestVolume {
             created_ns,
             is_dying: false,
             uuid: volume.0,
+            number: 0,
         };
         self.subvolumes.insert(TREE_FILES, first);
         let (generation, directory) = (Generation(3), InodeNumber(directory));
         let uuid = [id.0 as u8; 16];
-        self.subvolumes.insert(id, SubvolumeItem { parent, directory, generation, uuid, ..first });
+        let number = (id.0 - TREE_FILES.0) as u32;
+        let item = SubvolumeItem { parent, directory, generation, uuid, number, ..first };
+        self.subvolumes.insert(id, item);
         self.add_entry(EntryTarget::Subvolume(id), directory.0, name);
         self.within(id, |volume| {
             volume.put_inode(INODE_ROOT.0, &inode_item(0o40755, 2, INODE_ROOT.0));

@@ -164,8 +164,8 @@ impl Operation<'_> {
         let store = self.store();
         let records = store.trees.lock_records();
         store.trees.subvolume(directory)?.check_alive()?;
+        let number = records.take_number()?;
         let id = records.take_id()?;
-        let slot = store.trees.slot_of(id)?;
         let (seconds, nanoseconds) = clock::now_wall();
         let place = Place { subvolume: self.tree().id(), directory: directory.number() };
         let item = SubvolumeItem {
@@ -175,16 +175,17 @@ impl Operation<'_> {
             created_ns: seconds.unsigned_abs() * 1_000_000_000 + u64::from(nanoseconds),
             is_dying: false,
             uuid: random::bytes16(),
+            number,
         };
         self.note_unlogged_change();
         let change = self.change();
         records.put(&change, &store.superblock, id, &item)?;
         let tree = records.make_tree(&change, id)?;
-        let inode = InodeId::root_of(slot);
+        let inode = InodeId::root_of(number);
         let key = inode.key(ItemKind::Inode, 0);
         tree.insert(&change, key, &root.encode())?;
         store.inode_count.note_new(&key);
-        records.add_open(slot, tree, place);
+        records.add_open(id, number, tree, place);
         Ok((id, inode))
     }
 
@@ -195,7 +196,7 @@ impl Operation<'_> {
         let parent = store.trees.subvolume(directory)?;
         let records = store.trees.lock_records();
         parent.check_alive()?;
-        let item = records.get(subvolume.id)?;
+        let item = records.item(subvolume.id)?;
         let place = Place { subvolume: parent.id, directory: directory.number() };
         let moved = SubvolumeItem { parent: place.subvolume, directory: place.directory, ..item };
         if moved != item {
@@ -219,7 +220,7 @@ impl Operation<'_> {
         if subvolume.slot == 0 || subvolume.id == store.trees.default_subvolume() {
             return Err(Error::Busy);
         }
-        let item = records.get(subvolume.id)?;
+        let item = records.item(subvolume.id)?;
         if records.any_named_in(subvolume.id)? {
             return Err(Error::NotEmpty);
         }

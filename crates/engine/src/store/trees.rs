@@ -1,13 +1,13 @@
 //! The trees of an open volume: that of roots, that of subvolumes, and one of files for each
 //! subvolume.
 //!
-//! A subvolume is *known* once an entry or the log has named it: then it has a slot
-//! ([`InodeId`]). It is *open* once an inode of it was wanted: then its root item and its item have
-//! been read. A volume may hold thousands that nobody looks at, so neither happens earlier.
+//! A subvolume is *known* once an entry or the log has named it: then its slot ([`InodeId`]) was
+//! looked up in its item. It is *open* once an inode of it was wanted: then its root item was read.
+//! A volume may hold thousands that nobody looks at, so neither happens earlier.
 //!
 //! Invariants:
-//! - slots are given out in ascending order, and what stands in one stays there until the volume is
-//!   closed; slot 0 is the subvolume that the volume was opened with, which is open;
+//! - what stands in a slot stays there until the volume is closed; slot 0 is the subvolume that the
+//!   volume was opened with, which is open;
 //! - `recorded` of a tree is the pointer in its root item, or nothing if the root tree has none.
 //!   A tree has changed if its root *pointer* is another one: its root's generation says nothing,
 //!   since a removal can make an older leaf the root.
@@ -118,7 +118,13 @@ pub(crate) struct Trees {
     /// The tree of subvolumes, from the first one that was made on.
     records: OnceLock<RecordedTree>,
     chunks: Box<[OnceLock<Chunk>]>,
+    /// Of the known ones.
     slots: Mutex<FxHashMap<u64, u32>>,
+    /// Slots of the open ones.
+    opened: Mutex<Vec<u32>>,
+    /// Numbers of subvolumes that were in use since the volume was opened; read when the first one
+    /// is made.
+    numbers: Mutex<Option<Numbers>>,
     opening: Mutex<()>,
     /// Trees that ended since the last cut. Changed by those who have joined.
     ended: Mutex<Vec<TreeId>>,
@@ -147,6 +153,8 @@ impl Trees {
                 .map(|_| OnceLock::new())
                 .collect(),
             slots: Mutex::new(Rank::LEAF, FxHashMap::default()),
+            opened: Mutex::new(Rank::LEAF, Vec::new()),
+            numbers: Mutex::new(Rank::LEAF, None),
             opening: Mutex::new(Rank::SUBVOLUMES, ()),
             ended: Mutex::new(Rank::LEAF, Vec::new()),
             next_tree: AtomicU64::new(superblock.next_tree.0),
@@ -162,8 +170,8 @@ impl Trees {
         if trees.lacks(shown)? {
             return Err(Error::NoSubvolume(shown.0));
         }
-        let slot = trees.slot_of(shown)?;
-        trees.open_slot(slot, |_| Ok(()))?;
+        trees.put_in_slot(shown, 0);
+        trees.open_slot(0, |_| Ok(()))?;
         Ok(trees)
     }
 
@@ -196,21 +204,35 @@ impl Trees {
         self.chunks.get(slot as usize / CHUNK)?.get()?.get(slot as usize % CHUNK)?.get()
     }
 
-    /// The slot of a subvolume, which it gets now if it has none. Reads nothing.
-    pub(crate) fn slot_of(&self, id: TreeId) -> Result<u32> {
-        let mut slots = self.slots.lock();
-        if let Some(slot) = slots.get(&id.0) {
-            return Ok(*slot);
-        }
-        let slot = slots.len() as u32;
-        if slot >= InodeId::SLOT_END {
-            return Err(Error::TooManySubvolumes);
-        }
+    fn put_in_slot(&self, id: TreeId, slot: u32) -> &Subvolume {
         let chunk = self.chunks[slot as usize / CHUNK]
             .get_or_init(|| (0..CHUNK).map(|_| OnceLock::new()).collect());
-        chunk[slot as usize % CHUNK].get_or_init(|| Subvolume::new(id, slot));
-        slots.insert(id.0, slot);
-        Ok(slot)
+        let subvolume = chunk[slot as usize % CHUNK].get_or_init(|| Subvolume::new(id, slot));
+        if subvolume.id == id {
+            self.slots.lock().insert(id.0, slot);
+        }
+        subvolume
+    }
+
+    /// The slot of a subvolume.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if it is the first one, and another one is shown at the root: it has
+    /// none.
+    pub(crate) fn slot_of(&self, id: TreeId) -> Result<u32> {
+        if let Some(slot) = self.slots.lock().get(&id.0) {
+            return Ok(*slot);
+        }
+        let slot = self.item(id)?.number;
+        if self.put_in_slot(id, slot).id == id { Ok(slot) } else { Err(Error::NotFound) }
+    }
+
+    /// What the tree of subvolumes says of `id`.
+    fn item(&self, id: TreeId) -> Result<SubvolumeItem> {
+        let records = self.records.get();
+        let value = records.map(|records| records.tree.get(&Key::subvolume(id))).transpose()?;
+        let missing = || self.damaged(format!("the subvolume {id} has no item"));
+        Ok(SubvolumeItem::decode(&value.flatten().ok_or_else(missing)?)?)
     }
 
     /// The subvolume of an inode; it may not be open yet.
@@ -248,19 +270,16 @@ impl Trees {
             let tree = RecordedTree::new(tree, Some(root));
             let place = Mutex::new(Rank::LEAF, place);
             subvolume.files.get_or_init(|| Opened { tree, place });
+            self.opened.lock().push(slot);
         }
         Ok(subvolume)
     }
 
     fn recorded_place(&self, id: TreeId) -> Result<Place> {
-        let Some(records) = self.records.get() else {
+        if self.records.get().is_none() {
             return Ok(Place { subvolume: TREE_FILES, directory: INODE_ROOT });
-        };
-        let value = records
-            .tree
-            .get(&Key::subvolume(id))?
-            .ok_or_else(|| self.damaged(format!("the subvolume {id} has no item")))?;
-        let item = SubvolumeItem::decode(&value)?;
+        }
+        let item = self.item(id)?;
         Ok(Place { subvolume: item.parent, directory: item.directory })
     }
 
@@ -286,10 +305,10 @@ impl Trees {
 
     /// The subvolumes that are open.
     pub(crate) fn open_subvolumes(&self) -> impl Iterator<Item = &Subvolume> {
-        let known = self.slots.lock().len() as u32;
-        (0..known)
+        (0..)
+            .map_while(|at| self.opened.lock().get(at).copied())
             .filter_map(|slot| self.in_slot(slot))
-            .filter(|one| one.files.get().is_some() && !one.is_gone.load(Ordering::Acquire))
+            .filter(|one| !one.is_gone.load(Ordering::Acquire))
     }
 
     /// All trees that are open.
@@ -394,6 +413,36 @@ fn first_item(superblock: &Superblock) -> SubvolumeItem {
         created_ns: superblock.created_ns,
         is_dying: false,
         uuid: superblock.volume.0,
+        number: 0,
+    }
+}
+
+/// The numbers of subvolumes that were in use since the volume was opened.
+struct Numbers {
+    used: Vec<u64>,
+    /// All below are used.
+    free_from: u32,
+}
+
+impl Numbers {
+    fn new(used: impl Iterator<Item = u32>) -> Self {
+        let words = InodeId::SLOT_END as usize / 64;
+        let mut numbers = Self { used: vec![0; words], free_from: 1 };
+        used.for_each(|number| numbers.take(number));
+        numbers
+    }
+
+    fn take(&mut self, number: u32) {
+        self.used[number as usize / 64] |= 1 << (number % 64);
+    }
+
+    /// The lowest number that is free, which is used from now on.
+    fn take_free(&mut self) -> Option<u32> {
+        let is_used = |number: u32| self.used[number as usize / 64] >> (number % 64) & 1 == 1;
+        let number = (self.free_from..InodeId::SLOT_END).find(|number| !is_used(*number))?;
+        self.free_from = number + 1;
+        self.take(number);
+        Some(number)
     }
 }
 
@@ -409,17 +458,16 @@ impl<'a> Records<'a> {
         Ok(&records.ok_or_else(|| self.trees.damaged("there are no subvolumes".into()))?.tree)
     }
 
+    /// The item of a subvolume that exists.
+    pub(super) fn item(&self, id: TreeId) -> Result<SubvolumeItem> {
+        self.trees.item(id)
+    }
+
     /// The item of a subvolume, if there is one.
     pub(super) fn find(&self, id: TreeId) -> Result<Option<SubvolumeItem>> {
         let Some(records) = self.trees.records.get() else { return Ok(None) };
         let value = records.tree.get(&Key::subvolume(id))?;
         Ok(value.map(|value| SubvolumeItem::decode(&value)).transpose()?)
-    }
-
-    /// The item of a subvolume that exists.
-    pub(super) fn get(&self, id: TreeId) -> Result<SubvolumeItem> {
-        let missing = || self.trees.damaged(format!("the subvolume {id} has no item"));
-        self.find(id)?.ok_or_else(missing)
     }
 
     /// Whether names of subvolumes stand in `id`.
@@ -432,6 +480,24 @@ impl<'a> Records<'a> {
             }
         }
         Ok(false)
+    }
+
+    /// A number that no subvolume has had since the volume was opened.
+    pub(super) fn take_number(&self) -> Result<u32> {
+        let is_known = self.trees.numbers.lock().is_some();
+        if !is_known {
+            // Those that were removed since then have no item any more.
+            let mut used: Vec<u32> = self.trees.slots.lock().values().copied().collect();
+            used.push(0);
+            if let Some(records) = self.trees.records.get() {
+                for item in records.tree.range(Key::MIN..=Key::MAX) {
+                    used.push(SubvolumeItem::decode(&item?.1)?.number);
+                }
+            }
+            *self.trees.numbers.lock() = Some(Numbers::new(used.into_iter()));
+        }
+        let mut numbers = self.trees.numbers.lock();
+        numbers.as_mut().and_then(Numbers::take_free).ok_or(Error::TooManySubvolumes)
     }
 
     /// An id that no tree has had.
@@ -473,11 +539,12 @@ impl<'a> Records<'a> {
         Ok(Tree::create(cache.clone(), space.clone(), id, change)?)
     }
 
-    /// The subvolume in `slot`, which is new, has this tree.
-    pub(super) fn add_open(&self, slot: u32, tree: Tree, place: Place) {
-        let subvolume = self.trees.in_slot(slot).expect("the slot was given out just before");
+    /// The new subvolume `id`, with the number `slot`, has this tree.
+    pub(super) fn add_open(&self, id: TreeId, slot: u32, tree: Tree, place: Place) {
+        let subvolume = self.trees.put_in_slot(id, slot);
         let (tree, place) = (RecordedTree::new(tree, None), Mutex::new(Rank::LEAF, place));
         subvolume.files.get_or_init(|| Opened { tree, place });
+        self.trees.opened.lock().push(slot);
     }
 
     /// The tree of a subvolume is gone.

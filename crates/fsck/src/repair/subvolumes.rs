@@ -110,6 +110,7 @@ pub(super) fn settled(
         created_ns: superblock.created_ns,
         is_dying: false,
         uuid: superblock.volume.0,
+        number: 0,
     };
     let invented = |id| {
         let uuid = invented_uuid(superblock.volume.0, id);
@@ -136,7 +137,23 @@ pub(super) fn settled(
         items.insert(id, SubvolumeItem { generation: made, ..item });
         trees.insert(id, Default::default());
     }
+    number(&mut items);
     Some(items)
+}
+
+/// Gives those a number that have none of their own.
+fn number(items: &mut BTreeMap<TreeId, SubvolumeItem>) {
+    let (mut used, mut without) = (BTreeSet::new(), Vec::new());
+    for (&id, item) in items.iter() {
+        if !used.insert(item.number) {
+            without.push(id);
+        }
+    }
+    let free: Vec<u32> =
+        (0..).filter(|number| !used.contains(number)).take(without.len()).collect();
+    for (id, number) in without.into_iter().zip(free) {
+        items.entry(id).and_modify(|item| item.number = number);
+    }
 }
 
 /// An identity that no other subvolume of the volume has.
