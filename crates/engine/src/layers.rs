@@ -56,6 +56,8 @@ impl Layers {
         // Data of what was removed is not written any more, which would take space.
         if background {
             self.files.drain_orphans();
+        } else {
+            self.files.reap_waiting();
         }
         // With data on its way, the commit does not learn how that ends.
         let written = if self.store.log.unwritten_blocks() > 0 {

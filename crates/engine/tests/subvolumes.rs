@@ -73,6 +73,9 @@ fn a_subvolume_is_a_directory_with_inodes_of_its_own() {
     volume.close().unwrap();
 
     let volume = open(&device, None);
+    // As an NFS server finds it by a handle.
+    assert_eq!(volume.lookup_inode(inner).unwrap().inode, inner);
+    assert!(matches!(volume.lookup_inode(InodeId(77 << 44 | 1)), Err(Error::NotFound)));
     let sub = volume.lookup(volume.root(), b"sub").unwrap().inode;
     let nested = volume.lookup(sub, b"directory").unwrap().inode;
     let inner = volume.lookup(nested, b"inner").unwrap().inode;

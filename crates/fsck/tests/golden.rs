@@ -64,8 +64,11 @@ fn subvolumes_stay_readable() {
     let report = check(&device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
     assert!(report.findings.is_empty() && report.exit_code() == 0, "{report}");
     let records = dump_tree(&device, TREE_SUBVOLUMES, None).unwrap().to_string();
-    for part in ["(256 Subvolume 0)", "(259 Subvolume 0) in directory 1 of subvolume 257", "dying"]
-    {
+    for part in [
+        "(256 Subvolume 0)",
+        "(259 Subvolume 0) number 3, in directory 1 of subvolume 257",
+        "dying",
+    ] {
         assert!(records.contains(part), "{part} is missing in\n{records}");
     }
     let reader = TreeReader::open(&device, &mut |_| {}).unwrap();

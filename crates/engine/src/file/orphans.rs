@@ -107,6 +107,13 @@ impl Files {
         }
     }
 
+    /// Removes what waits in the queue, on this thread: for a volume without background threads.
+    pub(crate) fn reap_waiting(&self) {
+        while let Some(taken) = self.orphans.queue.take() {
+            self.reap(taken.orphan);
+        }
+    }
+
     /// Waits until everything queued is removed, or lacks the space to be.
     pub(crate) fn drain_orphans(&self) {
         self.orphans.queue.wait_until_idle();

@@ -227,6 +227,20 @@ impl Trees {
         if self.put_in_slot(id, slot).id == id { Ok(slot) } else { Err(Error::NotFound) }
     }
 
+    /// The subvolume with this number, unless it is being removed.
+    fn with_number(&self, number: u32) -> Result<Option<&Subvolume>> {
+        let Some(records) = self.records.get() else { return Ok(None) };
+        for item in records.tree.range(Key::MIN..=Key::MAX) {
+            let (key, value) = item?;
+            let item = SubvolumeItem::decode(&value)?;
+            if item.number == number && !item.is_dying {
+                let id = TreeId(key.inode);
+                return Ok((self.slot_of(id)? == number).then(|| self.put_in_slot(id, number)));
+            }
+        }
+        Ok(None)
+    }
+
     /// What the tree of subvolumes says of `id`.
     fn item(&self, id: TreeId) -> Result<SubvolumeItem> {
         let records = self.records.get();
@@ -257,7 +271,11 @@ impl Trees {
         slot: u32,
         at_first: impl FnOnce(&Tree) -> Result<()>,
     ) -> Result<&Subvolume> {
-        let subvolume = self.in_slot(slot).ok_or(Error::NotFound)?;
+        let subvolume = match self.in_slot(slot) {
+            Some(subvolume) => subvolume,
+            // An id of an earlier mount.
+            None => self.with_number(slot)?.ok_or(Error::NotFound)?,
+        };
         if subvolume.files.get().is_some() {
             return Ok(subvolume);
         }

@@ -194,7 +194,8 @@ pub(super) fn describe_value(key: &Key, value: &[u8]) -> String {
 fn describe_subvolume(item: &SubvolumeItem) -> String {
     let uuid: String = item.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!(
-        "in directory {} of subvolume {}, generation {}, created {} ns after 1970, {uuid}{}",
+        "number {}, in directory {} of subvolume {}, generation {}, created {} ns after 1970, {uuid}{}",
+        item.number,
         item.directory,
         item.parent,
         item.generation,
