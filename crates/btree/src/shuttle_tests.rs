@@ -1,11 +1,12 @@
 //! Models: a small tree, few threads, every lock and atomic a point at which the scheduler may
 //! switch.
-use crate::test_support::{TestVolume, key, value, version_of};
+use crate::test_support::{TestVolume, all_items, key, value, version_of};
 use crate::{Change, Tree};
 use cairn_environment::lock::RwLock;
 use cairn_environment::simulation::schedules;
 use cairn_environment::{Rank, thread};
 use cairn_format::{Generation, Key};
+use cairn_space::{Request, Urgency};
 use std::sync::Arc;
 
 fn check(model: impl Fn() + Send + Sync + Copy + 'static) {
@@ -17,6 +18,14 @@ fn check(model: impl Fn() + Send + Sync + Copy + 'static) {
 fn check_routes(model: impl Fn() + Send + Sync + Copy + 'static) {
     shuttle::check_random(model, schedules(300));
     shuttle::check_pct(model, schedules(300), 4);
+}
+
+/// Few points, each of which counts.
+fn check_often(model: impl Fn() + Send + Sync + Copy + 'static) {
+    shuttle::check_random(model, schedules(300));
+    for depth in 2..5 {
+        shuttle::check_pct(model, schedules(300), depth);
+    }
 }
 
 struct Shared {
@@ -367,5 +376,124 @@ fn routes_beside_the_cut() {
                 3
             );
         }
+    });
+}
+
+/// Two trees of one volume that is full: what a thread gives back in one of them is the next thing
+/// that another thread gets in the other, in the same transaction.
+struct TwoTrees {
+    volume: TestVolume,
+    trees: [Tree; 2],
+}
+
+impl TwoTrees {
+    /// Both with keys as [`Shared::new`] makes them.
+    fn new(keys: u64) -> Arc<TwoTrees> {
+        let volume = TestVolume::new(16 << 20, 1 << 20);
+        let trees = [volume.create(), volume.create()];
+        for (tree, index) in trees.iter().flat_map(|tree| (0..keys).map(move |key| (tree, 2 * key)))
+        {
+            volume.insert(tree, key(index), &value(index, 0, 3_000));
+        }
+        let report = volume.space.report();
+        let request = Request { data_blocks: report.total_blocks - report.used, nodes: 0 };
+        let all = volume.space.try_reserve(request, Urgency::Commit).expect("so many are free");
+        while all.data_blocks() > 0 {
+            volume.space.allocate_data(&all, all.data_blocks(), None).expect("they are reserved");
+        }
+        drop(all);
+        Arc::new(TwoTrees { volume, trees })
+    }
+
+    /// Inserts as soon as there is room for one new node.
+    fn insert(&self, tree: usize, index: u64) {
+        let one = Request { data_blocks: 0, nodes: 1 };
+        let reservation = loop {
+            match self.volume.space.try_reserve(one, Urgency::Commit) {
+                Ok(reservation) => break reservation,
+                Err(_) => thread::yield_now(),
+            }
+        };
+        let change = self.volume.change(&reservation);
+        let old = self.trees[tree].insert(&change, key(index), &value(index, 0, 3_000));
+        assert_eq!(old.expect("insertion works"), None);
+    }
+
+    /// Removes from a tree whose nodes are all of this transaction, which takes no space.
+    fn remove(&self, tree: usize, indexes: &[u64]) {
+        let none = Request { data_blocks: 0, nodes: 0 };
+        let reservation = self.volume.space.try_reserve(none, Urgency::Commit).expect("nothing");
+        for index in indexes {
+            let old = self.trees[tree].remove(&self.volume.change(&reservation), &key(*index));
+            version_of(*index, &old.expect("removal works").expect("there"));
+        }
+    }
+
+    fn assert_reads(&self, tree: usize, indexes: &[u64]) {
+        for index in indexes {
+            let found = self.trees[tree].get(&key(*index)).expect("readable").expect("stays");
+            version_of(*index, &found);
+        }
+    }
+
+    /// Commits, and checks what is in memory and on the device.
+    fn finish(self: Arc<TwoTrees>, expected: [&[u64]; 2]) {
+        let TwoTrees { mut volume, trees } = Arc::into_inner(self).expect("all threads have ended");
+        let expected = expected.map(|indexes| indexes.iter().map(|index| key(*index)));
+        for (tree, expected) in trees.iter().zip(expected.clone()) {
+            assert!(all_items(tree).into_keys().eq(expected), "in memory");
+        }
+        volume.commit();
+        let mut nodes = 0;
+        for (tree, expected) in trees.iter().zip(expected) {
+            let (items, blocks) = volume.check(tree.root());
+            assert!(items.into_keys().eq(expected), "on the device");
+            nodes += blocks.len() as u64;
+        }
+        assert_eq!(volume.referenced_blocks(), 4 * nodes);
+    }
+}
+
+fn spawn_two(
+    both: &Arc<TwoTrees>,
+    task: impl FnOnce(&TwoTrees) + Send + 'static,
+) -> thread::JoinHandle<()> {
+    let both = Arc::clone(both);
+    thread::spawn("model", move || task(&both))
+}
+
+/// The leaves of each tree hold 0 to 6, 8 to 14, and 16 to 24. The first two merge with the last
+/// removal, and the last one is full.
+const MERGING: [u64; 6] = [8, 10, 0, 2, 4, 6];
+
+/// A leaf splits into what a merge in the other tree gives back, beside a reader.
+#[test]
+fn a_split_takes_what_a_merge_gives_back() {
+    check_often(|| {
+        let both = TwoTrees::new(13);
+        join_all(vec![
+            spawn_two(&both, |both| both.remove(0, &MERGING)),
+            spawn_two(&both, |both| both.insert(1, 17)),
+            spawn_two(&both, |both| both.assert_reads(1, &[16, 24, 18])),
+        ]);
+        both.finish([
+            &[12, 14, 16, 18, 20, 22, 24],
+            &[0, 2, 4, 6, 8, 10, 12, 14, 16, 17, 18, 20, 22, 24],
+        ]);
+    });
+}
+
+/// Each tree gives back what the other one takes.
+#[test]
+fn two_splits_take_what_two_merges_give_back() {
+    check_often(|| {
+        let both = TwoTrees::new(13);
+        join_all(vec![
+            spawn_two(&both, |both| both.remove(0, &MERGING)),
+            spawn_two(&both, |both| both.remove(1, &MERGING)),
+            spawn_two(&both, |both| both.insert(0, 17)),
+            spawn_two(&both, |both| both.insert(1, 19)),
+        ]);
+        both.finish([&[12, 14, 16, 17, 18, 20, 22, 24], &[12, 14, 16, 18, 19, 20, 22, 24]]);
     });
 }

@@ -80,6 +80,8 @@ mod model_tests;
 mod name_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod placement_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod queue_tests;
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests;
 #[cfg(all(test, not(feature = "shuttle")))]

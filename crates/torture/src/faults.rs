@@ -41,6 +41,8 @@ pub enum Span {
     Twice,
     /// The first and all for the same place: a block that is worn out.
     SamePlace,
+    /// The first and some of the next few, by their place: of one set any of the writes.
+    Scattered,
     /// The first and all others.
     FromThenOn,
 }
@@ -53,6 +55,7 @@ impl Span {
             Self::Once => "once",
             Self::Twice => "twice",
             Self::SamePlace => "same place",
+            Self::Scattered => "scattered",
             Self::FromThenOn => "from then on",
         }
     }
@@ -70,6 +73,7 @@ impl Span {
                 Self::Once => false,
                 Self::Twice => later == 1,
                 Self::SamePlace => overlap(first, request),
+                Self::Scattered => later < SCATTERED_MAX && hash(request.offset_bytes) % 2 == 0,
                 Self::FromThenOn => true,
             }
     }
@@ -110,6 +114,7 @@ impl fmt::Display for Fault {
             Span::Once => "",
             Span::Twice => " and the next",
             Span::SamePlace => " and all later ones for its place",
+            Span::Scattered => " and some of the next few",
             Span::FromThenOn => " and all after it",
         };
         write!(formatter, "{error} for {request} {}{others}", self.after + 1)
@@ -213,6 +218,8 @@ pub struct FaultReport {
     pub findings: Vec<String>,
 }
 
+/// Requests among which those stand that fail with [`Span::Scattered`].
+const SCATTERED_MAX: u64 = 6;
 /// Points at which the power must fail behind each fault, on the average: more than at its end.
 const POINTS_PER_RUN: u64 = 2;
 

@@ -10,7 +10,7 @@ use crate::contents::{Tag, pattern};
 use crate::files::{NEW_FILE, create, format, read_all, read_named};
 use crate::uneven::Uneven;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::{Error, FsyncKind, InodeId, RenameMode, Volume, VolumeOptions};
+use cairn_engine::{AllocateMode, Error, FsyncKind, InodeId, RenameMode, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
@@ -28,6 +28,10 @@ const LENGTHS: [u64; 5] = [3_000, 20_000, 300_000, 5_000, 70_000];
 const RENAMES: [usize; 2] = [1, 4];
 /// Files that are there before: the trees have several leaves, which are not neighbours.
 const OTHERS: u64 = 300;
+/// Blocks of the free runs of a fragmented volume, one behind the other.
+const FREE_RUNS: [u64; 4] = [24, 9, 40, 16];
+/// So much of its space stays as it is, for nodes.
+const KEPT_PART: u64 = 6;
 /// How often a client repeats an fsync that fails, if the volume does not stop.
 const REPEATS_MAX: usize = 20;
 
@@ -270,6 +274,8 @@ pub struct Company {
     pub committer: bool,
     /// A client repeats an fsync that fails until it succeeds or the volume has stopped.
     pub repeat: bool,
+    /// Free space is in short runs, so what is written back at once is a set of several writes.
+    pub fragmented: bool,
     /// What the volume stands on. Everything goes through it.
     pub composition: Composition,
 }
@@ -307,6 +313,9 @@ impl Company {
         for number in 0..OTHERS {
             create(&volume, format!("other file {number}").as_bytes(), b"")
                 .map_err(|error| error.to_string())?;
+        }
+        if self.fragmented {
+            fragment(&volume).map_err(|error| format!("fragmenting: {error}"))?;
         }
         volume.close().map_err(|error| format!("closing: {error}"))?;
         Ok(device.snapshot())
@@ -489,6 +498,24 @@ impl Company {
         });
         wrong.map_or(Ok(()), |finding| Err(format!("fsck finds {finding:?}")))
     }
+}
+
+/// Leaves of most of the free space only runs that are shorter than a large write.
+fn fragment(volume: &Volume) -> Result<(), Error> {
+    let inode = create(volume, b"fragments", b"")?;
+    let available = volume.space().available_blocks * BLOCK as u64;
+    let mode = AllocateMode::Allocate { keep_size: false };
+    volume.allocate(inode, 0, available - available / KEPT_PART, mode)?;
+    let mut offset = 0;
+    for length in FREE_RUNS.iter().cycle().map(|blocks| blocks * BLOCK as u64) {
+        if offset + length > available - available / KEPT_PART {
+            break;
+        }
+        volume.allocate(inode, offset, length, AllocateMode::PunchHole)?;
+        offset += length + BLOCK as u64;
+    }
+    volume.forget(inode, 1);
+    volume.commit()
 }
 
 /// Commits until `stop` is set, or a commit fails; returns the error.

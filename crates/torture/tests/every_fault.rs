@@ -1,6 +1,7 @@
-//! Every write, flush and discard of a run fails in turn, once, twice, at its place for ever, or
-//! all of them from then on, with EIO or with ENOSPC. Whatever it was: it is reported, nothing
-//! wrong is read, nothing is acknowledged that is not durable, and the volume stops where it must.
+//! Every write, flush and discard of a run fails in turn, once, twice, at its place for ever, with
+//! some of the next few, or all of them from then on, with EIO or with ENOSPC. Whatever it was: it
+//! is reported, nothing wrong is read, nothing is acknowledged that is not durable, and the volume
+//! stops where it must.
 //!
 //! Several files are written and fsynced at the same time, so that their data travels with groups;
 //! writes of a set complete in an order of their own. Which request is the n-th differs a little
@@ -126,7 +127,7 @@ fn one_run(
         return Err("requests fail, and nobody was told".into());
     }
     company.judge(device, &files, random)?;
-    let loses_data = matches!(fault.span, Span::Twice | Span::SamePlace);
+    let loses_data = matches!(fault.span, Span::Twice | Span::SamePlace | Span::Scattered);
     company.judge_earlier(device, &files, POINTS[usize::from(loses_data)], random)?;
     device.clear_failures();
     if seen.stopped {
@@ -159,10 +160,15 @@ fn every_fault(company: Company, member: Option<usize>) {
         (Span::Once, false),
         (Span::Twice, false),
         (Span::SamePlace, false),
+        (Span::Scattered, false),
         (Span::FromThenOn, false),
         (Span::Once, true),
         (Span::FromThenOn, true),
     ];
+    let kinds = kinds.into_iter().filter(|(span, _)| {
+        // Of sets only.
+        company.fragmented || *span != Span::Scattered
+    });
     for (span, no_space) in kinds {
         let (mut points, mut stopped, mut reported) = (0, 0, 0);
         let mut after = 0;
@@ -196,8 +202,13 @@ fn every_fault(company: Company, member: Option<usize>) {
     eprintln!("{company:?}:\n{}", table.join("\n"));
 }
 
-const SINGLE: Company =
-    Company { clients: 1, committer: false, repeat: false, composition: Composition::Single };
+const SINGLE: Company = Company {
+    clients: 1,
+    committer: false,
+    repeat: false,
+    fragmented: false,
+    composition: Composition::Single,
+};
 
 #[test]
 fn every_request_of_one_client_fails_in_turn() {
@@ -207,6 +218,17 @@ fn every_request_of_one_client_fails_in_turn() {
 #[test]
 fn every_request_of_several_clients_fails_in_turn() {
     every_fault(Company { clients: 5, ..SINGLE }, None);
+}
+
+/// What a file writes back is a set of several writes, and each of a set, or several, fail.
+#[test]
+fn every_request_on_a_fragmented_volume_fails_in_turn() {
+    every_fault(Company { fragmented: true, ..SINGLE }, None);
+}
+
+#[test]
+fn every_request_of_several_clients_on_a_fragmented_volume_fails_in_turn() {
+    every_fault(Company { clients: 3, fragmented: true, ..SINGLE }, None);
 }
 
 #[test]

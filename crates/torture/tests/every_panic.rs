@@ -240,7 +240,7 @@ fn every_panic(kind: Kind, step: u64, least: u64) {
         (3, true, Composition::Concat),
     ];
     for (clients, committer, composition) in companies {
-        let company = Company { clients, committer, repeat: false, composition };
+        let company = Company { clients, committer, repeat: false, fragmented: false, composition };
         let prepared = company.prepare().unwrap_or_else(|error| panic!("{company:?}: {error}"));
         let (mut runs, mut stopped, mut threads) = (0, 0, BTreeMap::<String, u64>::new());
         for from_then_on in [false, true] {

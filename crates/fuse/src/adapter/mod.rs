@@ -40,6 +40,8 @@ mod killed_tests;
 mod names;
 mod overdrawn;
 mod periodic;
+#[cfg(test)]
+mod reference_tests;
 mod requests;
 mod set_id;
 mod settle;
