@@ -10,7 +10,7 @@ impl Store {
     pub(crate) fn run_committer(&self) {
         let interval = self.options.background.then_some(self.options.commit_interval);
         while self.signal.wait(interval).is_some() {
-            if self.signal.has_log_failed() {
+            if self.signal.has_failed() {
                 self.fail(&Error::Aborted(
                     self.failure().unwrap_or_else(|| "the log failed".into()),
                 ));
@@ -24,6 +24,13 @@ impl Store {
                 Err(error) => tracing::error!("commit failed: {error}"),
             }
         }
+    }
+
+    /// Waits until the commit thread has committed everything that changed before.
+    pub(crate) fn wait_for_commit(&self) -> Result<()> {
+        let newest = self.file_tree.root().generation;
+        self.signal.request();
+        self.transactions.wait_super_committed(newest)
     }
 
     /// Body of the thread that unpins.
