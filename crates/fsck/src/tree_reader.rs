@@ -112,18 +112,13 @@ impl<'a> TreeReader<'a> {
         let remains = if checker.lost_nodes.is_empty() {
             None
         } else {
-            let Remains { items, complete, surplus_blocks } = remains(&checker)?;
+            let Remains { items, complete, doubts } = remains(&checker)?;
             if !complete {
                 gaps.extend(checker.lost_nodes.iter().map(|lost| lost.keys));
             }
-            if surplus_blocks > 0 {
-                let problem = "more blocks were found than were in use: removed files may be back";
-                checker.found(Finding::new(
-                    PassId::Trees,
-                    Severity::Error,
-                    Structure::Node,
-                    problem,
-                ));
+            for doubt in doubts {
+                let (pass, structure) = (PassId::Trees, Structure::Node);
+                checker.found(Finding::new(pass, Severity::Error, structure, doubt));
             }
             Some(items)
         };
