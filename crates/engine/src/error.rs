@@ -74,6 +74,9 @@ pub enum Error {
     /// The volume stopped after a failure; nothing after it became durable.
     #[error("the volume is read-only since a failure: {0}")]
     Aborted(String),
+    /// A bug; the volume may go on. Only completions get this.
+    #[error("the thread that worked on it panicked")]
+    Panicked,
     /// The volume was closed, and nothing was lost.
     #[error("the volume is closed")]
     Closed,

@@ -50,6 +50,37 @@ pub fn assert_not_exclusive(rank: Rank) {
     let _ = rank;
 }
 
+/// Asserts, in debug builds, that the current thread holds no lock: it is about to run code of
+/// others. A thread that panics is not stopped here; [`holds_a_lock`] shows what it does.
+///
+/// ```
+/// cairn_environment::assert_unlocked();
+/// ```
+///
+/// # Panics
+/// In a debug build, when a lock is held.
+#[track_caller]
+pub fn assert_unlocked() {
+    #[cfg(debug_assertions)]
+    if !std::thread::panicking()
+        && let Some(rank) = checked::first_held()
+    {
+        panic!("a thread must not run code of others while it holds \"{}\"", rank.name());
+    }
+}
+
+/// Whether the current thread holds a lock. A release build knows of none.
+///
+/// ```
+/// assert!(!cairn_environment::holds_a_lock());
+/// ```
+pub fn holds_a_lock() -> bool {
+    #[cfg(debug_assertions)]
+    return checked::first_held().is_some();
+    #[cfg(not(debug_assertions))]
+    false
+}
+
 #[cfg(debug_assertions)]
 mod checked {
     use super::Rank;
@@ -177,6 +208,11 @@ mod checked {
             ),
             Ok(None) | Err(_) => {}
         }
+    }
+
+    /// The rank of a lock that this thread holds.
+    pub(super) fn first_held() -> Option<Rank> {
+        HELD.try_with(|held| held.borrow().first().map(|entry| entry.rank)).ok().flatten()
     }
 
     #[track_caller]

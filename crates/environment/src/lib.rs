@@ -28,7 +28,7 @@ pub mod thread;
 #[cfg(feature = "baselines")]
 pub mod waking;
 
-pub use held::{assert_may_block, assert_not_exclusive};
+pub use held::{assert_may_block, assert_not_exclusive, assert_unlocked, holds_a_lock};
 pub use rank::Rank;
 
 #[cfg(all(test, not(feature = "shuttle")))]

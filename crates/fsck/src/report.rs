@@ -1,6 +1,6 @@
 //! The output of a check: findings, statistics, progress.
 use crate::object::ObjectId;
-use crate::repair::RepairSummary;
+use crate::repair::{self, RepairSummary};
 use cairn_format::{InodeNumber, TREE_FILES, TreeId};
 use serde::Serialize;
 use std::fmt;
@@ -379,23 +379,15 @@ impl Report {
             });
         }
         summary.lost.into_iter().for_each(|finding| report.add(finding));
-        let notes = [
+        let counts = [
             (summary.rescued, "inodes without a name moved to /lost+found"),
             (summary.salvaged, "leaves of the file tree found again"),
-            (
-                summary.surplus_blocks,
-                "more blocks were found than were in use: removed files may be back",
-            ),
         ];
-        for (count, what) in notes {
-            if count > 0 {
-                report.add(Finding::new(
-                    PassId::Namespace,
-                    Severity::Note,
-                    Structure::Directory,
-                    format!("{count} {what}"),
-                ));
-            }
+        let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+        let doubts = repair::doubts(summary.surplus_blocks, summary.unconfirmed_leaves);
+        for note in counts.map(|(count, what)| format!("{count} {what}")).chain(doubts) {
+            let (pass, structure) = (PassId::Namespace, Structure::Directory);
+            report.add(Finding::new(pass, Severity::Note, structure, note));
         }
         kept.into_iter().for_each(|finding| report.add(finding));
         report.repaired = report.repaired.max(1);

@@ -99,16 +99,11 @@ impl<'a> TreeReader<'a> {
         let mut left = BTreeMap::new();
         let mut is_complete = true;
         if !checker.lost_nodes.is_empty() {
-            let Remains { trees, complete, surplus_blocks } = remains(&checker)?;
+            let Remains { trees, complete, doubts } = remains(&checker)?;
             (left, is_complete) = (trees, complete);
-            if surplus_blocks > 0 {
-                let problem = "more blocks were found than were in use: removed files may be back";
-                checker.found(Finding::new(
-                    PassId::Trees,
-                    Severity::Error,
-                    Structure::Node,
-                    problem,
-                ));
+            for doubt in doubts {
+                let (pass, structure) = (PassId::Trees, Structure::Node);
+                checker.found(Finding::new(pass, Severity::Error, structure, doubt));
             }
         }
         let summary = VolumeSummary {

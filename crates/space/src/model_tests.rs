@@ -238,7 +238,7 @@ impl Model {
         let end = (from + blocks).min(self.geometry.total_blocks);
         let within = BlockRange::new(BlockNumber(from.min(end)), end.saturating_sub(from));
         let first = within.range().find(|number| self.blocks[*number as usize] == State::Free);
-        let Some(range) = self.space.hold_free(within) else {
+        let Some((range, run_blocks)) = self.space.hold_free(within) else {
             let ordinary = Request { data_blocks: 4 * NODE_BLOCKS, nodes: 0 };
             let is_needed = || self.space.try_reserve(ordinary, Urgency::Ordinary).is_err();
             assert!(
@@ -249,6 +249,15 @@ impl Model {
         };
         assert_eq!(Some(range.start.0), first, "the first free block in {within:?}");
         assert!(range.blocks > 0 && range.end().0 <= end, "{range:?} in {within:?}");
+        let run = range.start.0..range.start.0 + run_blocks;
+        assert!(
+            run_blocks >= range.blocks
+                && run.clone().all(|number| self.blocks[number as usize] == State::Free)
+                && (run.end == end
+                    || run.end.is_multiple_of(Geometry::GROUP_BLOCKS)
+                    || self.blocks[run.end as usize] != State::Free),
+            "{run:?} is not the free run of {range:?}"
+        );
         self.change(range, State::Free, State::InFlight);
         self.held.push(range);
     }

@@ -355,13 +355,15 @@ impl Space {
 
     /// Takes the first free blocks in `within`, to discard them: only blocks that an ordinary
     /// writer could be given now, and never all of those. They are in flight until
-    /// [`Self::release_held`]; the tickets that wait count on their coming back. `None`: there are
-    /// none, or all are needed.
-    pub fn hold_free(&self, within: BlockRange) -> Option<BlockRange> {
+    /// [`Self::release_held`]; the tickets that wait count on their coming back. Also returns how
+    /// many blocks in `within` are free from there on, which may be more. `None`: there are none,
+    /// or all are needed.
+    pub fn hold_free(&self, within: BlockRange) -> Option<(BlockRange, u64)> {
         let mut ledger = self.ledger.lock();
         let mut groups = self.groups.lock();
         let mut range = groups.first_free(within)?;
-        range.blocks = range.blocks.min(ledger.budget.room_blocks() / 2);
+        let run_blocks = range.blocks;
+        range.blocks = run_blocks.min(ledger.budget.room_blocks() / 2);
         if range.blocks == 0 {
             return None;
         }
@@ -371,7 +373,7 @@ impl Space {
             return None;
         }
         self.announce(range.blocks);
-        Some(range)
+        Some((range, run_blocks))
     }
 
     /// Gives back what [`Self::hold_free`] took.

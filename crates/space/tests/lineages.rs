@@ -56,7 +56,7 @@ fn long_histories_end_well() {
 #[test]
 fn the_search_finds_each_mistake() {
     let mut missed = Vec::new();
-    for mistake in ALL {
+    for &mistake in ALL {
         let found = (1..=LONGEST).find_map(|depth| {
             let searches = SEARCHES.into_iter().filter(|(_, longest)| depth <= *longest);
             searches.into_iter().find_map(|(start, _)| search(Some(mistake), start, depth).err())

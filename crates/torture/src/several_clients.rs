@@ -13,7 +13,7 @@ use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{AllocateMode, Error, FsyncKind, InodeId, RenameMode, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::random::Seeded;
-use cairn_environment::{clock, thread};
+use cairn_environment::{clock, holds_a_lock, thread};
 use cairn_fsck::{CheckOptions, PassId, Severity, check};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -65,17 +65,45 @@ impl Way {
     const ALL: [Way; 4] =
         [Way::Blocking, Way::Callback, Way::Brief { flush: true }, Way::Brief { flush: false }];
 
-    fn fsync(self, volume: &Volume, inode: InodeId) -> Result<(), Error> {
+    /// One of them.
+    pub fn random(random: &mut Seeded) -> Self {
+        Self::ALL[random.below(Self::ALL.len() as u64) as usize]
+    }
+
+    /// What the fsync reports, and whether the thread that asked for it panicked. One that blocks
+    /// does not report anything then; a completion is called all the same, and never with a lock
+    /// held.
+    ///
+    /// # Errors
+    /// A completion was not, or not like that, in words.
+    pub fn fsync(
+        self,
+        volume: &Volume,
+        inode: InodeId,
+    ) -> Result<(Option<Result<(), Error>>, bool), String> {
         let (sender, told) = std::sync::mpsc::channel();
         let completion = Box::new(move |result| {
-            let _ = sender.send(result);
+            let _ = sender.send((result, holds_a_lock()));
         });
-        match self {
-            Way::Blocking => return volume.fsync_blocking(inode, FsyncKind::Full),
-            Way::Callback => volume.fsync(inode, FsyncKind::Full, completion),
-            Way::Brief { flush } => volume.fsync_briefly(inode, FsyncKind::Full, flush, completion),
+        let asked = attempt(|| {
+            match self {
+                Way::Blocking => return Some(volume.fsync_blocking(inode, FsyncKind::Full)),
+                Way::Callback => volume.fsync(inode, FsyncKind::Full, completion),
+                Way::Brief { flush } => {
+                    volume.fsync_briefly(inode, FsyncKind::Full, flush, completion);
+                }
+            }
+            None
+        });
+        let panicked = asked.is_none();
+        if matches!(self, Way::Blocking) {
+            return Ok((asked.flatten(), panicked));
         }
-        told.recv().expect("every fsync ends")
+        match told.recv() {
+            Ok((result, false)) => Ok((Some(result), panicked)),
+            Ok((_, true)) => Err("the completion of an fsync is called under a lock".into()),
+            Err(_) => Err("the completion of an fsync is never called".into()),
+        }
     }
 }
 
@@ -99,7 +127,7 @@ pub struct File {
     pub errors: Vec<Error>,
     /// An operation of its client panicked.
     pub panicked: bool,
-    /// What was wrong when its client read it.
+    /// What was wrong when its client read it, or fsynced it.
     wrong: Option<String>,
 }
 
@@ -169,8 +197,11 @@ impl File {
 
     /// Whether it succeeded.
     pub fn fsync(&mut self, volume: &Volume, way: Way, device: &SimulatedDevice) -> bool {
-        let ended = attempt(|| way.fsync(volume, self.inode));
-        self.panicked |= ended.is_none();
+        let (ended, panicked) = way.fsync(volume, self.inode).unwrap_or_else(|wrong| {
+            self.wrong.get_or_insert(wrong);
+            (None, false)
+        });
+        self.panicked |= panicked;
         let succeeded = matches!(ended, Some(Ok(())));
         self.errors.extend(ended.and_then(Result::err));
         let acknowledged = succeeded.then_some(self.current);
@@ -257,7 +288,7 @@ impl File {
     ///
     /// # Errors
     /// What is wrong.
-    pub fn expect_in_memory(&self, volume: &Volume) -> Result<(), String> {
+    fn expect_in_memory(&self, volume: &Volume) -> Result<(), String> {
         let found = read_all(volume, self.inode)
             .map_err(|error| format!("reading while mounted: {error}"))?;
         self.permits(&found, Some(self.current.0))
@@ -296,6 +327,16 @@ pub struct Outcome {
     pub commit_error: Option<Error>,
     /// A client or a commit panicked.
     pub panicked: bool,
+    clients: u8,
+}
+
+impl Outcome {
+    /// Whether a client or the committer got an error.
+    pub fn has_reported(&self) -> bool {
+        self.files.len() < usize::from(self.clients)
+            || self.files.iter().any(|file| !file.errors.is_empty())
+            || self.commit_error.is_some()
+    }
 }
 
 impl Company {
@@ -398,7 +439,8 @@ impl Company {
                 thread::spawn("client", move || attempt(|| self.client(&volume, number, &device)))
             })
             .collect();
-        let mut outcome = Outcome { files: Vec::new(), commit_error: None, panicked: false };
+        let (files, clients) = (Vec::new(), self.clients);
+        let mut outcome = Outcome { files, commit_error: None, panicked: false, clients };
         for thread in threads {
             let made = thread.join().map_err(|_| "a client panicked")?;
             outcome.panicked |= made.as_ref().is_none_or(|m| m.as_ref().is_ok_and(|f| f.panicked));
@@ -420,6 +462,24 @@ impl Company {
         Ok(outcome)
     }
 
+    /// What is read now, and what is on the device after a power failure now, or at `points` earlier
+    /// moments, is right.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn judge_work(
+        &self,
+        volume: &Volume,
+        device: &SimulatedDevice,
+        files: &[File],
+        points: u64,
+        random: &mut Seeded,
+    ) -> Result<(), String> {
+        files.iter().try_for_each(|file| file.expect_in_memory(volume))?;
+        self.judge(device, files, random)?;
+        self.judge_earlier(device, files, points, random)
+    }
+
     /// What is on the device after a power failure now is what was acknowledged, or newer, or an
     /// error where one was reported.
     ///
@@ -439,7 +499,7 @@ impl Company {
     ///
     /// # Errors
     /// What is wrong.
-    pub fn judge_earlier(
+    fn judge_earlier(
         &self,
         device: &SimulatedDevice,
         files: &[File],

@@ -7,14 +7,13 @@
 //! when the volume goes on, and did all of its work or, if its caller was gone, nothing. Then
 //! nothing is reserved, the volume closes, fsck finds nothing and counts the same blocks, and all
 //! files are as the outcomes say.
-use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
+use cairn_blockdev::simulated::GatedDevice;
 use cairn_engine::{
     AllocateMode, Caller, Error, FsyncKind, InodeId, Volume, VolumeOptions, XattrMode, on_behalf_of,
 };
 use cairn_environment::atomic::{AtomicBool, Ordering};
-use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::random::Seeded;
-use cairn_environment::{Rank, clock, thread};
+use cairn_environment::{clock, thread};
 use cairn_fsck::{CheckOptions, check};
 use cairn_torture::contents::{Tag, pattern};
 use cairn_torture::files::{NEW_FILE, create, format, read_named};
@@ -38,37 +37,6 @@ static GONE: [AtomicBool; 2 * REQUESTS] = [const { AtomicBool::new(false) }; 2 *
 
 fn is_gone(thread: u32) -> bool {
     GONE[thread as usize].load(Ordering::SeqCst)
-}
-
-/// A device whose flushes wait while it is shut: no commit ends, and no fsync.
-struct GatedDevice {
-    device: MemoryDevice,
-    shut: Mutex<bool>,
-    opened: Condvar,
-}
-
-impl GatedDevice {
-    fn set_shut(&self, shut: bool) {
-        *self.shut.lock() = shut;
-        self.opened.notify_all();
-    }
-}
-
-impl BlockDevice for GatedDevice {
-    fn flush(&self) -> Result<(), DeviceError> {
-        let mut shut = self.shut.lock();
-        while *shut {
-            self.opened.wait(&mut shut);
-        }
-        drop(shut);
-        self.device.flush()
-    }
-
-    fn flush_time(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    forward_to_device!(self => self.device; read, write, discard, length_bytes);
 }
 
 #[derive(Clone, Debug)]
@@ -232,11 +200,7 @@ struct Counts {
 
 /// One round; with `shut`, no commit and no fsync ends before requests were called off.
 fn round(shut: bool, random: &mut Seeded, when: &str) -> Counts {
-    let device = Arc::new(GatedDevice {
-        device: MemoryDevice::new(VOLUME_BYTES),
-        shut: Mutex::new(Rank::LEAF, false),
-        opened: Condvar::new(),
-    });
+    let device = Arc::new(GatedDevice::new(VOLUME_BYTES));
     format(&*device, 1 << 20).expect("a new volume");
     let options =
         VolumeOptions { commit_interval: Duration::from_secs(1000), ..VolumeOptions::default() };

@@ -10,11 +10,9 @@
 //! - A removed file stays away if a leaf that is left holds the keys around its inode: this leaf
 //!   proves the removal. Any other removed file, or older content of a file, comes back only if the
 //!   report says so.
+//! - The report doubts that what was found is the newest only where bitmaps and nodes above the
+//!   leaves are damaged.
 //! - After the repair a check finds nothing.
-//!
-//! Left out: where the bitmaps and nodes above the leaves are damaged too, nothing but the number
-//! of blocks in use shows that an older version of a leaf took the place of a damaged one. With as
-//! many blocks it does so without a word.
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{AllocateMode, FileType, InodeId, Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
@@ -270,10 +268,12 @@ fn judge(
     found: &Found,
     report: &Report,
 ) -> Result<Seen, String> {
-    let only_counted = damage.bitmaps && !damage.above.is_empty() && !damage.leaves.is_empty();
-    let told = only_counted
-        || report.losses != Losses::default()
-        || report.to_string().contains("may be back");
+    let text = report.to_string();
+    let doubted = text.contains("may be older");
+    if doubted && (!damage.bitmaps || damage.above.is_empty()) {
+        return Err("what shows the nodes in use is left, and the report doubts them".into());
+    }
+    let told = doubted || report.losses != Losses::default() || text.contains("may be back");
     let damaged: Vec<&Leaf> = damage.leaves.iter().map(|&number| &leaves[number]).collect();
     let left = || (0..).zip(leaves).filter(|(number, _)| !damage.leaves.contains(number));
     let root_is_damaged = damaged.iter().any(|leaf| leaf.has_items_of(INODE_ROOT.0));

@@ -13,7 +13,7 @@
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{
-    AttributeChange, FileType, FsyncKind, InodeId, NewInode, Volume, VolumeOptions, XattrMode,
+    AttributeChange, FileType, InodeId, NewInode, Volume, VolumeOptions, XattrMode,
 };
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::Mutex;
@@ -24,6 +24,7 @@ use cairn_torture::contents::{Contents, Tag, describe, pattern};
 use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, read_all};
 use cairn_torture::seed_from_environment;
+use cairn_torture::several_clients::Way;
 use cairn_torture::watchdog::Watchdog;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -231,7 +232,10 @@ impl Client {
             }
             7 => return self.set_xattr(number),
             8 | 9 => {
-                volume.fsync_blocking(inode, FsyncKind::Full).expect("it is healthy");
+                let (report, _) = Way::random(random)
+                    .fsync(&volume, inode)
+                    .unwrap_or_else(|wrong| panic!("{wrong}"));
+                report.expect("it ends").expect("it is healthy");
                 let mut lengths = self.lengths.lock();
                 let known = lengths.entry(inode.0).or_default();
                 (known.least, known.fsyncs) = (contents.size_bytes(), known.fsyncs + 1);

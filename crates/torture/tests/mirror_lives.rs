@@ -2,20 +2,8 @@
 //! are filled again or replaced, and old copies of them return. In between the mirror is opened
 //! with any of them, written, flushed, closed or cut off. `CAIRN_SEED` repeats a run.
 //!
-//! **The reference** knows nothing of labels and counters. It notes for each disk the *acts* that
-//! its content took part in: acknowledged flushes in one set, and what else makes a member go on
-//! (being opened, leaving another one behind, being filled) in another. From these sets follows
-//! what must come of an attempt to open the mirror:
-//!
-//! - Two disks of which each holds an acknowledged flush that the other lacks are refused, until
-//!   the user gives one up by force.
-//! - If all acts of each disk are among those of the next one, they are opened. Only disks that
-//!   hold every acknowledged flush are read or written, all that have every act are, and none that
-//!   is being filled.
-//! - In between, either is right: for example if a member was opened alone and nothing was
-//!   written.
-//!
-//! What is read is what these disks may hold: the last acknowledged value, or a later one.
+//! What must come of each step follows from a reference (`mirror_lives/reference.rs`) that knows
+//! nothing of labels and counters.
 use cairn_blockdev::composed::label::{DATA_START_BYTES, FillProgress};
 use cairn_blockdev::composed::{
     Access, Candidate, ComposedError, ComposedKind, Label, MemberState, Mirror, Rebuild, make,
@@ -24,9 +12,13 @@ use cairn_blockdev::composed::{
 use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_environment::random::Seeded;
 use cairn_torture::{number_from_environment, seed_from_environment};
+use reference::{Disk, Expected, Reference};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
+
+#[path = "mirror_lives/reference.rs"]
+mod reference;
 
 const REGISTERS: usize = 4;
 const MEMBER_BYTES: u64 = DATA_START_BYTES + (REGISTERS as u64) * 4096;
@@ -53,58 +45,6 @@ const LEAST: [&str; 16] = [
     "back from the shelf",
 ];
 
-type Acts = BTreeSet<u32>;
-
-/// A disk, and what the reference knows of it.
-#[derive(Clone)]
-struct Disk {
-    device: Arc<SimulatedDevice>,
-    /// A new one each time that it is filled.
-    identity: u32,
-    complete: bool,
-    /// Acknowledged flushes.
-    written: Acts,
-    /// Other acts.
-    went_on: Acts,
-    /// The values that each register may have.
-    registers: Vec<BTreeSet<u64>>,
-    /// The identities with which it last went on, its own among them.
-    partners: Acts,
-    /// An old copy: the disk that it is a copy of went on since.
-    old: bool,
-    /// The power failed while its last act was under way: it may be found with it or without.
-    unsure: bool,
-}
-
-impl Disk {
-    fn holds(&self, other: &Disk) -> bool {
-        self.written.is_superset(&other.written)
-    }
-
-    fn went_on_from(&self, other: &Disk) -> bool {
-        self.holds(other) && self.went_on.is_superset(&other.went_on)
-    }
-
-    fn acts(&self) -> Acts {
-        self.written.union(&self.went_on).copied().collect()
-    }
-
-    /// The same content on a disk of its own.
-    fn copy(&self) -> Disk {
-        Disk { device: Arc::new(self.device.snapshot()), ..self.clone() }
-    }
-}
-
-/// What must come of an attempt to open some disks.
-struct Expected {
-    must_refuse: bool,
-    must_accept: bool,
-    /// The complete disks that hold every acknowledged flush.
-    current: Vec<usize>,
-    /// Those that have every other act, too.
-    newest: Vec<usize>,
-}
-
 /// How a run of requests ended.
 enum End {
     Closed,
@@ -125,16 +65,13 @@ impl Counts {
 
 struct Life<'a> {
     random: Seeded,
-    disks: Vec<Disk>,
+    reference: Reference,
     away: Vec<bool>,
     /// Copies that were made, and disks that were replaced, of each place.
     shelf: Vec<(usize, Disk)>,
     /// Disks whose filling was interrupted.
     unfinished: Vec<(usize, Disk)>,
-    next: u32,
     next_value: u64,
-    /// All acts in which a disk with this identity took part.
-    known: BTreeMap<u32, Acts>,
     /// The members that failed in the running session.
     failed: Vec<usize>,
     /// Requests until the power fails.
@@ -152,27 +89,13 @@ impl<'a> Life<'a> {
         let named: Vec<(String, Arc<dyn BlockDevice>)> =
             devices.iter().map(|device| ("disk".to_owned(), device.clone() as _)).collect();
         make(ComposedKind::Mirror, &named).expect("a new mirror");
-        let partners: Acts = (0..members as u32).collect();
-        let disk = |(identity, device)| Disk {
-            device,
-            identity,
-            complete: true,
-            written: Acts::new(),
-            went_on: Acts::new(),
-            registers: vec![BTreeSet::from([0]); REGISTERS],
-            partners: partners.clone(),
-            old: false,
-            unsure: false,
-        };
         Self {
             random,
-            disks: (0..).zip(devices).map(disk).collect(),
+            reference: Reference::new(devices, REGISTERS),
             away: vec![false; members],
             shelf: Vec::new(),
             unfinished: Vec::new(),
-            known: BTreeMap::new(),
             failed: Vec::new(),
-            next: 100,
             next_value: 1,
             left: Arc::new(AtomicI64::new(i64::MAX)),
             story: Vec::new(),
@@ -184,64 +107,22 @@ impl<'a> Life<'a> {
         self.story.push(what);
     }
 
-    /// Notes all acts of a disk.
-    fn note(&mut self, place: usize) {
-        let disk = &self.disks[place];
-        self.known.entry(disk.identity).or_default().extend(disk.acts());
-    }
-
-    fn act(&mut self) -> u32 {
-        self.next += 1;
-        self.next
-    }
-
     fn present(&self) -> Vec<usize> {
-        (0..self.disks.len()).filter(|&place| !self.away[place]).collect()
+        (0..self.reference.disks.len()).filter(|&place| !self.away[place]).collect()
     }
 
     /// In any order; `without` counts as missing.
     fn candidates(&mut self, without: Option<usize>) -> Vec<Candidate> {
-        let mut candidates: Vec<Candidate> = (0..self.disks.len())
+        let mut candidates: Vec<Candidate> = (0..self.reference.disks.len())
             .map(|place| Candidate {
                 name: place.to_string(),
                 device: (!self.away[place] && without != Some(place))
-                    .then(|| self.disks[place].device.clone() as _),
+                    .then(|| self.reference.disks[place].device.clone() as _),
             })
             .collect();
         let end = candidates.len() as u64;
         candidates.swap(self.random.below(end) as usize, self.random.below(end) as usize);
         candidates
-    }
-
-    fn expected(&self, present: &[usize]) -> Expected {
-        let complete: Vec<usize> =
-            present.iter().copied().filter(|&place| self.disks[place].complete).collect();
-        let pairs: Vec<(&Disk, &Disk)> = complete
-            .iter()
-            .flat_map(|&one| complete.iter().map(move |&other| (one, other)))
-            .filter(|(one, other)| one < other)
-            .map(|(one, other)| (&self.disks[one], &self.disks[other]))
-            .collect();
-        let all_below = |place: usize, below: fn(&Disk, &Disk) -> bool| {
-            complete.iter().all(|&other| below(&self.disks[place], &self.disks[other]))
-        };
-        let filter = |below| complete.iter().copied().filter(|&at| all_below(at, below)).collect();
-        Expected {
-            must_refuse: pairs.iter().any(|(one, other)| !one.holds(other) && !other.holds(one)),
-            must_accept: !complete.is_empty()
-                && pairs.iter().all(|(one, other)| {
-                    (one.went_on_from(other) || other.went_on_from(one))
-                        && !(one.unsure || other.unsure)
-                        && !one.partners.is_disjoint(&other.partners)
-                }),
-            current: filter(Disk::holds),
-            newest: filter(Disk::went_on_from),
-        }
-    }
-
-    /// No rule says what comes of going on with an old copy as if it were the member.
-    fn would_go_on_with_an_old_copy(&self, expected: &Expected) -> bool {
-        expected.current.iter().any(|&place| self.disks[place].old)
     }
 
     #[track_caller]
@@ -262,7 +143,8 @@ impl<'a> Life<'a> {
             }
             ComposedError::Degraded { .. } => {
                 self.counts.count("degraded refused");
-                let whole = expected.newest.len() == self.disks.len() && expected.must_accept;
+                let whole =
+                    expected.newest.len() == self.reference.disks.len() && expected.must_accept;
                 self.expect(!degraded && !whole, "all members are there and up to date");
             }
             error => self.expect(false, &format!("refused for another reason: {error}")),
@@ -284,17 +166,21 @@ impl<'a> Life<'a> {
         if expected.must_accept {
             for &place in &expected.newest {
                 self.expect(
-                    in_sync.contains(&place) || self.disks[place].old,
+                    in_sync.contains(&place) || self.reference.disks[place].old,
                     &format!("{place} is up to date, but not used"),
                 );
             }
         }
         let stale = self.present().iter().any(|place| !in_sync.contains(place));
         self.counts.count(if stale { "opened with a stale member" } else { "opened" });
-        if self.present().iter().any(|&place| self.disks[place].old && !in_sync.contains(&place)) {
+        if self
+            .present()
+            .iter()
+            .any(|&place| self.reference.disks[place].old && !in_sync.contains(&place))
+        {
             self.counts.count("old copy not used");
         }
-        if self.present().iter().any(|&place| !self.disks[place].complete) {
+        if self.present().iter().any(|&place| !self.reference.disks[place].complete) {
             self.counts.count("incomplete member not used");
         }
     }
@@ -310,14 +196,15 @@ impl<'a> Life<'a> {
 
     #[track_caller]
     fn expect_value(&self, register: usize, value: u64, from: &[usize]) {
-        let may_be =
-            from.iter().any(|&place| self.disks[place].registers[register].contains(&value));
+        let may_be = from
+            .iter()
+            .any(|&place| self.reference.disks[place].registers[register].contains(&value));
         self.expect(
             may_be,
             &format!(
                 "register {register} has {value}; the members may have {:?}",
                 from.iter()
-                    .map(|&place| &self.disks[place].registers[register])
+                    .map(|&place| &self.reference.disks[place].registers[register])
                     .collect::<Vec<_>>()
             ),
         );
@@ -333,7 +220,7 @@ impl<'a> Life<'a> {
     fn look(&mut self) {
         let present = self.present();
         self.tell(format!("look at {present:?}"));
-        let expected = self.expected(&present);
+        let expected = self.reference.expected(&present);
         let candidates = self.candidates(None);
         match Mirror::open(candidates, Access::ReadOnly, true) {
             Err(error) => self.expect_refusal(&error, &expected, true),
@@ -369,7 +256,7 @@ impl<'a> Life<'a> {
 
     fn power_fails(&mut self) {
         for place in self.present() {
-            let disk = &mut self.disks[place];
+            let disk = &mut self.reference.disks[place];
             disk.device = Arc::new(disk.device.crash_state(&mut self.random));
         }
     }
@@ -377,22 +264,23 @@ impl<'a> Life<'a> {
     /// Opens the mirror for writing, works, and ends in some way.
     fn session(&mut self) {
         let present = self.present();
-        let expected = self.expected(&present);
-        if self.would_go_on_with_an_old_copy(&expected) {
+        let expected = self.reference.expected(&present);
+        if self.reference.would_go_on_with_an_old_copy(&expected) {
             return self.look();
         }
         let degraded = self.random.chance(4, 5);
         self.tell(format!("open {present:?}{}", if degraded { ", degraded" } else { "" }));
-        let devices: Vec<_> = present.iter().map(|&at| self.disks[at].device.clone()).collect();
+        let devices: Vec<_> =
+            present.iter().map(|&at| self.reference.disks[at].device.clone()).collect();
         self.arm(&devices);
         let candidates = self.candidates(None);
         let opened = Mirror::open(candidates, Access::ReadWrite, degraded);
-        let act = self.act();
+        let act = self.reference.act();
         let end = match opened {
             Err(ComposedError::Device(_)) if self.left.load(SeqCst) < 0 => {
                 for &place in &expected.current {
-                    self.disks[place].went_on.insert(act);
-                    self.note(place);
+                    self.reference.disks[place].went_on.insert(act);
+                    self.reference.note(place);
                 }
                 self.tell("  the power fails in the opening".to_owned());
                 self.counts.count("power failure in an opening");
@@ -405,7 +293,7 @@ impl<'a> Life<'a> {
             Ok(mirror) => {
                 let in_sync = Self::in_sync(&mirror);
                 self.expect_use(&in_sync, &expected);
-                let whole = in_sync.len() == self.disks.len();
+                let whole = in_sync.len() == self.reference.disks.len();
                 self.expect(degraded || whole, "it was opened without a member, unasked");
                 self.work(mirror, in_sync, act)
             }
@@ -413,49 +301,29 @@ impl<'a> Life<'a> {
         let failed = std::mem::take(&mut self.failed);
         match end {
             End::Closed => failed.into_iter().for_each(|place| {
-                let disk = &mut self.disks[place];
+                let disk = &mut self.reference.disks[place];
                 disk.device = Arc::new(disk.device.crash_state(&mut self.random));
             }),
             End::Quiet => self.power_fails(),
             End::Broken => {
-                present.iter().for_each(|&place| self.disks[place].unsure = true);
+                present.iter().for_each(|&place| self.reference.disks[place].unsure = true);
                 self.power_fails();
             }
         }
-        present.iter().for_each(|&place| self.disks[place].device.clear_failures());
-    }
-
-    /// These members went on together.
-    fn go_on(&mut self, in_sync: &[usize], act: u32) {
-        let partners: Acts = in_sync.iter().map(|&place| self.disks[place].identity).collect();
-        for &place in in_sync {
-            let disk = &mut self.disks[place];
-            disk.went_on.insert(act);
-            disk.partners.clone_from(&partners);
-            (disk.old, disk.unsure) = (false, false);
-            self.note(place);
-        }
-    }
-
-    fn acknowledge(&mut self, in_sync: &[usize], values: &[u64]) {
-        let act = self.act();
-        for &place in in_sync {
-            let disk = &mut self.disks[place];
-            disk.written.insert(act);
-            disk.registers = values.iter().map(|value| BTreeSet::from([*value])).collect();
-            self.note(place);
-        }
+        present.iter().for_each(|&place| self.reference.disks[place].device.clear_failures());
     }
 
     fn work(&mut self, mirror: Mirror, mut in_sync: Vec<usize>, act: u32) -> End {
-        self.go_on(&in_sync, act);
+        self.reference.go_on(&in_sync, act);
         // What no flush covered may be made the same from any of them.
         for register in 0..REGISTERS {
             let all: BTreeSet<u64> = in_sync
                 .iter()
-                .flat_map(|&place| self.disks[place].registers[register].clone())
+                .flat_map(|&place| self.reference.disks[place].registers[register].clone())
                 .collect();
-            in_sync.iter().for_each(|&at| self.disks[at].registers[register].clone_from(&all));
+            in_sync
+                .iter()
+                .for_each(|&at| self.reference.disks[at].registers[register].clone_from(&all));
         }
         if mirror.resynchronise(std::slice::from_ref(&(0..REGISTERS as u64 * 4096))).is_err() {
             self.tell("  the power fails while copies are compared".to_owned());
@@ -477,9 +345,9 @@ impl<'a> Life<'a> {
         }
         let open = in_sync
             .iter()
-            .any(|&at| self.disks[at].registers.iter().any(|values| values.len() > 1));
+            .any(|&at| self.reference.disks[at].registers.iter().any(|values| values.len() > 1));
         if open {
-            self.acknowledge(&in_sync, &values);
+            self.reference.acknowledge(&in_sync, &values);
         }
         let mut unflushed = false;
         let mut failing = false;
@@ -491,7 +359,7 @@ impl<'a> Life<'a> {
                     let mut block = vec![value as u8; 4096];
                     block[..8].copy_from_slice(&value.to_le_bytes());
                     for &place in &in_sync {
-                        self.disks[place].registers[register].insert(value);
+                        self.reference.disks[place].registers[register].insert(value);
                     }
                     self.tell(format!("  write {register} = {value}"));
                     values[register] = value;
@@ -502,7 +370,7 @@ impl<'a> Life<'a> {
                     self.tell("  flush".to_owned());
                     let result = mirror.flush();
                     if result.is_ok() && std::mem::take(&mut unflushed) {
-                        self.acknowledge(&Self::in_sync(&mirror), &values);
+                        self.reference.acknowledge(&Self::in_sync(&mirror), &values);
                     }
                     result
                 }
@@ -511,7 +379,7 @@ impl<'a> Life<'a> {
                     let operation =
                         if self.random.chance(1, 2) { Operation::Write } else { Operation::Flush };
                     self.tell(format!("  {place} will fail a {operation:?}"));
-                    self.disks[place].device.fail_next(operation, 1);
+                    self.reference.disks[place].device.fail_next(operation, 1);
                     failing = true;
                     Ok(())
                 }
@@ -547,7 +415,7 @@ impl<'a> Life<'a> {
         self.tell("  closed".to_owned());
         self.leave_behind(&mirror, &mut in_sync);
         if unflushed {
-            self.acknowledge(&in_sync, &values);
+            self.reference.acknowledge(&in_sync, &values);
         }
         End::Closed
     }
@@ -560,26 +428,26 @@ impl<'a> Life<'a> {
             self.counts.count("failed in use");
             // Nobody uses it before it was taken out: what it failed to write may be there.
             self.failed.extend(in_sync.iter().filter(|place| !now.contains(place)));
-            let act = self.act();
-            self.go_on(&now, act);
+            let act = self.reference.act();
+            self.reference.go_on(&now, act);
             *in_sync = now;
         }
     }
 
     /// Fills a member in its place, or replaces it by a new disk.
     fn rebuild(&mut self) {
-        let place = self.random.below(self.disks.len() as u64) as usize;
+        let place = self.random.below(self.reference.disks.len() as u64) as usize;
         let in_place = self.random.chance(1, 2) && !self.away[place];
         let continued = self.unfinished.iter().position(|(at, _)| *at == place);
         let without = in_place.then_some(place);
         let sources: Vec<usize> =
             self.present().into_iter().filter(|&at| Some(at) != without).collect();
-        let expected = self.expected(&sources);
-        if self.would_go_on_with_an_old_copy(&expected) {
+        let expected = self.reference.expected(&sources);
+        if self.reference.would_go_on_with_an_old_copy(&expected) {
             return;
         }
         let mut target = match continued {
-            _ if in_place => self.disks[place].clone(),
+            _ if in_place => self.reference.disks[place].clone(),
             Some(index) if self.random.chance(2, 3) => {
                 self.counts.count("filling continued");
                 self.unfinished.swap_remove(index).1
@@ -587,7 +455,7 @@ impl<'a> Life<'a> {
             _ => Disk {
                 device: Arc::new(SimulatedDevice::new(MEMBER_BYTES)),
                 complete: false,
-                ..self.disks[place].clone()
+                ..self.reference.disks[place].clone()
             },
         };
         let force = self.random.chance(1, 4);
@@ -605,7 +473,8 @@ impl<'a> Life<'a> {
                 used.map(|member| member.name.parse().expect("a place")).collect()
             })
             .unwrap_or_default();
-        let mut devices: Vec<_> = sources.iter().map(|&at| self.disks[at].device.clone()).collect();
+        let mut devices: Vec<_> =
+            sources.iter().map(|&at| self.reference.disks[at].device.clone()).collect();
         devices.push(target.device.clone());
         self.arm(&devices);
         let new = Candidate { name: "new".to_owned(), device: Some(target.device.clone()) };
@@ -619,7 +488,7 @@ impl<'a> Life<'a> {
             }
             Ok(rebuild) => {
                 self.expect_use(&used, &expected);
-                let newest = &self.disks[expected.current[0]];
+                let newest = &self.reference.disks[expected.current[0]];
                 self.expect(
                     force || !target.complete || newest.holds(&target),
                     "the only copy of something acknowledged is overwritten, unasked",
@@ -643,18 +512,18 @@ impl<'a> Life<'a> {
             self.counts.count("power failure in a filling");
             self.power_fails();
             target.device = if in_place {
-                self.disks[place].device.clone()
+                self.reference.disks[place].device.clone()
             } else {
                 Arc::new(target.device.crash_state(&mut self.random))
             };
             self.note_target(&mut target);
-            used.iter().for_each(|&at| self.disks[at].unsure = true);
+            used.iter().for_each(|&at| self.reference.disks[at].unsure = true);
         } else {
             self.counts.count("filled");
             target.complete = true;
         }
         if finished.is_some() && target.complete {
-            self.fill(place, &used, &mut target);
+            self.reference.fill(place, &used, &mut target);
         }
         self.put(place, target, in_place);
     }
@@ -665,33 +534,12 @@ impl<'a> Life<'a> {
         target.complete = label.is_some_and(|label| label.progress == FillProgress::Complete);
     }
 
-    /// The target holds what these members hold, and they go on without what was in its place.
-    fn fill(&mut self, place: usize, used: &[usize], target: &mut Disk) {
-        let source = self.disks[used[0]].clone();
-        let registers = (0..REGISTERS)
-            .map(|at| used.iter().flat_map(|&one| self.disks[one].registers[at].clone()).collect())
-            .collect();
-        let (act, identity) = (self.act(), self.act());
-        let others: Vec<usize> = used.iter().copied().filter(|&at| at != place).collect();
-        let mut partners: Acts = others.iter().map(|&at| self.disks[at].identity).collect();
-        partners.insert(identity);
-        let device = target.device.clone();
-        *target = Disk { device, identity, registers, partners: partners.clone(), ..source };
-        target.went_on.insert(act);
-        self.known.entry(identity).or_default().extend(target.acts());
-        for at in others {
-            self.disks[at].went_on.insert(act);
-            self.disks[at].partners.clone_from(&partners);
-            self.note(at);
-        }
-    }
-
     /// Puts a disk that was filled, or should have been, where it belongs.
     fn put(&mut self, place: usize, target: Disk, in_place: bool) {
         if in_place {
-            self.disks[place] = target;
+            self.reference.disks[place] = target;
         } else if target.complete || self.random.chance(1, 3) {
-            let before = std::mem::replace(&mut self.disks[place], target);
+            let before = std::mem::replace(&mut self.reference.disks[place], target);
             self.shelf.push((place, before));
             self.away[place] = false;
         } else {
@@ -707,14 +555,10 @@ impl<'a> Life<'a> {
         force: bool,
         expected: &Expected,
     ) {
-        let newest = expected.newest.first().map(|&at| &self.disks[at]);
-        let is_behind = newest.is_some_and(|newest| {
-            expected.must_accept
-                && newest.went_on_from(target)
-                && !(newest.unsure || target.unsure)
-                && !newest.partners.is_disjoint(&target.partners)
-        });
-        let current = expected.current.first().map(|&at| &self.disks[at]);
+        let newest = expected.newest.first().map(|&at| &self.reference.disks[at]);
+        let is_behind =
+            newest.is_some_and(|newest| expected.must_accept && target.is_known_behind(newest));
+        let current = expected.current.first().map(|&at| &self.reference.disks[at]);
         let is_current = newest.or(current).is_some_and(|newest| target.holds(newest));
         match error {
             ComposedError::WouldLose { .. } => {
@@ -736,14 +580,15 @@ impl<'a> Life<'a> {
     /// A copy is made of a member, or one comes back in its place, or a disk that was replaced.
     fn exchange(&mut self) {
         if self.random.chance(1, 2) || self.shelf.is_empty() {
-            let place = self.random.below(self.disks.len() as u64) as usize;
+            let place = self.random.below(self.reference.disks.len() as u64) as usize;
             self.tell(format!("copy {place}"));
-            self.shelf.push((place, self.disks[place].copy()));
+            self.shelf.push((place, self.reference.disks[place].copy()));
             return;
         }
         let which = self.random.below(self.shelf.len() as u64) as usize;
         let (place, mut disk) = self.shelf.swap_remove(which);
-        disk.old = self.known.get(&disk.identity).is_some_and(|known| *known != disk.acts());
+        disk.old =
+            self.reference.known.get(&disk.identity).is_some_and(|known| *known != disk.acts());
         self.tell(format!(
             "{place} is a disk from the shelf now{}",
             if disk.old { ", an old copy" } else { "" }
@@ -751,13 +596,13 @@ impl<'a> Life<'a> {
         if !disk.old {
             self.counts.count("back from the shelf");
         }
-        let before = std::mem::replace(&mut self.disks[place], disk);
+        let before = std::mem::replace(&mut self.reference.disks[place], disk);
         self.shelf.push((place, before));
     }
 
     fn live(&mut self) {
         for _ in 0..STEPS {
-            for place in 0..self.disks.len() {
+            for place in 0..self.reference.disks.len() {
                 if self.random.chance(1, 4) {
                     self.away[place] = self.random.chance(1, 3);
                 }

@@ -34,8 +34,10 @@ pub enum ComposedError {
     )]
     MembersNamed { kind: ComposedKind, wanted: usize, named: usize },
     #[error(
-        "{first} and {second} were each written without the other, so they differ; choose the \
-         one to keep, and fill the other from it: `cairn device replace --force MIRROR LOSER LOSER`"
+        "{first} and {second} were each written without the other, or one is older and no label \
+         shows which; choose the one to keep (`cairn mount -o ro,degraded`, with \"missing\" for the \
+         other, shows what it holds), and fill the other from it: `cairn device replace --force \
+         MIRROR LOSER LOSER`"
     )]
     Diverged { first: String, second: String },
     #[error("no complete member is there: {members}")]

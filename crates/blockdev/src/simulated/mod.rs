@@ -25,6 +25,7 @@ mod crash;
 mod device;
 mod explorer;
 mod faults;
+mod gated;
 mod image;
 mod media;
 mod part;
@@ -33,6 +34,7 @@ pub use crash::{Fate, SectorSet, random_fates};
 pub use device::SimulatedDevice;
 pub use explorer::{CrashExplorer, EventInfo};
 pub use faults::RequestInfo;
+pub use gated::GatedDevice;
 pub use media::{DiscardContent, WriteId, WriteInfo};
 pub use part::SimulatedPart;
 

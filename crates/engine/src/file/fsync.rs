@@ -9,12 +9,13 @@ use super::Files;
 use super::inode::Inode;
 use super::writeback::WITH_GROUP_BLOCKS_MAX;
 use crate::InodeId;
-use crate::Result;
 use crate::store::failures::FailureLedger;
 use crate::store::storage_room::StorageRoom;
 use crate::types::{Completion, FsyncKind};
+use crate::{Error, Result};
 use cairn_format::{FileType, LogSeq};
 use cairn_log::{CallerLeads, DataTicket, LogError, RequestTimer};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// An fsync of so many pages takes so little time before its wait that a thread others wait for may
@@ -83,6 +84,7 @@ impl Files {
         completion: Completion,
     ) {
         let timer = RequestTimer::begin();
+        let completion = PendingCompletion(Some(completion));
         match self.prepare_fsync(number, kind) {
             Ok(prepared) => {
                 let target = prepared.target;
@@ -90,7 +92,7 @@ impl Files {
                     (Arc::clone(&self.dirty_inodes), Arc::clone(&self.store.failures));
                 let ended = move |result: std::result::Result<(), LogError>| {
                     let outcome = prepared.outcome(result, &failures);
-                    completion(outcome);
+                    completion.call(outcome);
                     // No thread waits for this.
                     if !prepared.tickets.is_empty() {
                         prepared.inode.try_release_written(&dirty_inodes);
@@ -98,7 +100,7 @@ impl Files {
                 };
                 self.store.log.on_durable_since(timer, target, Box::new(ended), leads);
             }
-            Err(error) => completion(Err(error)),
+            Err(error) => completion.call(Err(error)),
         }
     }
 
@@ -114,6 +116,25 @@ impl Files {
             prepared.inode.try_release_written(&self.dirty_inodes);
         }
         outcome
+    }
+}
+
+/// A completion that is called exactly once: at the latest when a panic drops it, with an error.
+struct PendingCompletion(Option<Completion>);
+
+impl PendingCompletion {
+    fn call(mut self, outcome: Result<()>) {
+        if let Some(completion) = self.0.take() {
+            completion(outcome);
+        }
+    }
+}
+
+impl Drop for PendingCompletion {
+    fn drop(&mut self) {
+        let Some(completion) = self.0.take() else { return };
+        // Its own panic is lost in the one that led here: two at once would end the process.
+        let _lost = catch_unwind(AssertUnwindSafe(|| completion(Err(Error::Panicked))));
     }
 }
 

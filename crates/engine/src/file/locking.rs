@@ -37,22 +37,17 @@ impl LockedInodes<'_> {
 /// A panic of its holder stops the volume. What the thread took to write it would otherwise count
 /// as on its way for ever, and the next fsync would find nothing to do and succeed.
 pub(crate) struct ExtentsGuard<'a> {
-    /// Until it is dropped.
-    mutex: Option<MutexGuard<'a, ()>>,
+    _mutex: MutexGuard<'a, ()>,
     store: &'a Store,
 }
 
 impl Drop for ExtentsGuard<'_> {
-    /// After a panic:
-    /// 1. The volume refuses changes. The thread that takes the mutex next sees that.
-    /// 2. The mutex is free.
-    /// 3. Every waiter gets the error: callbacks run with no lock held.
+    /// After a panic the volume refuses changes before the mutex is free: the thread that takes it
+    /// next sees that.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let error = Error::Aborted("a thread that changed a file's blocks panicked".into());
-            self.store.refuse_changes(&error);
-            drop(self.mutex.take());
-            self.store.fail(&error);
+            self.store.fail_under_locks(&error);
         }
     }
 }
@@ -60,13 +55,12 @@ impl Drop for ExtentsGuard<'_> {
 impl Files {
     /// Locks the extents of an inode.
     pub(crate) fn lock_extents<'a>(&'a self, inode: &'a Inode) -> ExtentsGuard<'a> {
-        ExtentsGuard { mutex: Some(inode.extents.lock()), store: &self.store }
+        ExtentsGuard { _mutex: inode.extents.lock(), store: &self.store }
     }
 
     /// As [`Files::lock_extents`], unless another thread has them locked.
     pub(crate) fn try_lock_extents<'a>(&'a self, inode: &'a Inode) -> Option<ExtentsGuard<'a>> {
-        let mutex = Some(inode.extents.try_lock()?);
-        Some(ExtentsGuard { mutex, store: &self.store })
+        Some(ExtentsGuard { _mutex: inode.extents.try_lock()?, store: &self.store })
     }
 
     fn load(&self, number: InodeId) -> Result<Box<InodeState>> {

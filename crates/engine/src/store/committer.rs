@@ -4,13 +4,14 @@
 //! committed transactions.
 use super::Store;
 use crate::{Error, Result};
+use cairn_format::Generation;
 
 impl Store {
     /// Body of the commit thread.
     pub(crate) fn run_committer(&self) {
         let interval = self.options.background.then_some(self.options.commit_interval);
         while self.signal.wait(interval).is_some() {
-            if self.signal.has_log_failed() {
+            if self.signal.has_failed() {
                 self.fail(&Error::Aborted(
                     self.failure().unwrap_or_else(|| "the log failed".into()),
                 ));
@@ -24,6 +25,20 @@ impl Store {
                 Err(error) => tracing::error!("commit failed: {error}"),
             }
         }
+    }
+
+    /// Waits until the commit thread has committed everything that changed before.
+    pub(crate) fn wait_for_commit(&self) -> Result<()> {
+        // The running transaction, or the one before if nothing changed since its cut.
+        let newest = loop {
+            let running = self.transactions.generation();
+            let has_changed = self.trees.any_changed();
+            if self.transactions.generation() == running {
+                break Generation(running.0 - u64::from(!has_changed));
+            }
+        };
+        self.signal.request();
+        self.transactions.wait_super_committed(newest)
     }
 
     /// Body of the thread that unpins.

@@ -6,8 +6,8 @@
 //! crash a discarded block is as harmless as one that was given to another file.
 //!
 //! Lock discipline: nothing is held while the device works.
+use crate::Result;
 use crate::store::Store;
-use crate::{Error, Result};
 use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Generation};
 use std::ops::Range;
 
@@ -22,42 +22,37 @@ impl Store {
         }
     }
 
-    /// Discards the free blocks in `bytes` that lie in runs of at least `least_bytes`, run by run:
-    /// they are held, discarded, and released. Returns how many bytes. *A crash: nothing durable
-    /// refers to any of them.*
+    /// Discards the free blocks in `bytes` that lie in runs of at least `least_bytes`, run by run,
+    /// a long one in parts: they are held, discarded, and released. Returns how many bytes. *A
+    /// crash: nothing durable refers to any of them.*
     pub(crate) fn discard_free(&self, bytes: Range<u64>, least_bytes: u64) -> Result<u64> {
         let end = (bytes.end / BLOCK).min(self.superblock.geometry.total_blocks);
         let mut at = bytes.start.div_ceil(BLOCK).min(end);
-        let mut discarded = 0;
+        let (mut discarded, mut rest_of_a_run) = (0, None);
         while at < end {
             let under_way = self.discards.begin();
             // Checked after it counts as under way: either the thread that stops the volume sees
             // this discard, or this thread sees that the volume has stopped.
             self.check_alive()?;
-            let step = self.discard_next(BlockRange::new(BlockNumber(at), end - at), least_bytes);
+            let Some((range, run_blocks)) =
+                self.space.hold_free(BlockRange::new(BlockNumber(at), end - at))
+            else {
+                break;
+            };
+            let bytes = range.blocks * BLOCK;
+            let is_long = run_blocks * BLOCK >= least_bytes || rest_of_a_run == Some(range.start);
+            let result = match is_long {
+                true => self.device.discard(range.start.offset_bytes(), bytes),
+                false => Ok(()),
+            };
+            self.space.release_held(range);
             drop(under_way);
-            let Some((range, was_long_enough)) = step? else { break };
+            result?;
             at = range.end().0;
-            discarded += if was_long_enough { range.blocks * BLOCK } else { 0 };
+            rest_of_a_run = (is_long && range.blocks < run_blocks).then_some(range.end());
+            discarded += if is_long { bytes } else { 0 };
         }
         Ok(discarded)
-    }
-
-    /// The next run of free blocks, and whether it was long enough to be discarded.
-    fn discard_next(
-        &self,
-        within: BlockRange,
-        least_bytes: u64,
-    ) -> Result<Option<(BlockRange, bool)>> {
-        let Some(range) = self.space.hold_free(within) else { return Ok(None) };
-        let bytes = range.blocks * BLOCK;
-        let result = if bytes < least_bytes {
-            Ok(())
-        } else {
-            self.device.discard(range.start.offset_bytes(), bytes)
-        };
-        self.space.release_held(range);
-        result.map(|()| Some((range, bytes >= least_bytes))).map_err(Error::from)
     }
 
     /// Discards what `generation` freed, if asked for, or if the storage needs it.

@@ -159,11 +159,12 @@ impl Store {
     }
 
     /// Dirty nodes can't leave memory before a commit: asks for one early, and when that is not
-    /// enough does one.
+    /// enough waits for one. The caller may hold the extents of a file, and a commit calls back those
+    /// whose fsyncs it ends: so it does none itself.
     fn throttle_dirty_nodes(&self) -> Result<()> {
         let (dirty, limit) = (self.cache.dirty_bytes(), self.options.node_cache_bytes / 2);
         if dirty > 2 * limit || self.must_write_nodes(dirty) {
-            return self.commit();
+            return self.wait_for_commit();
         }
         if dirty > limit {
             self.signal.request();
@@ -329,7 +330,8 @@ impl Drop for Operation<'_> {
         let used_nodes = self.worst_case_nodes.saturating_sub(self.reservation.nodes());
         self.store.counters.note_worst_case(used_nodes * 100 / self.worst_case_nodes.max(1));
         if self.changed && self.store.transactions.failure().is_none() {
-            self.store.fail(&Error::Aborted("an operation failed halfway".into()));
+            // The caller may hold the file's extents.
+            self.store.fail_under_locks(&Error::Aborted("an operation failed halfway".into()));
         }
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Requests to the commit thread. The log makes some of them.
 pub(super) struct CommitSignal {
     requested: AtomicBool,
-    log_failed: AtomicBool,
+    failed: AtomicBool,
     stop: Mutex<bool>,
     changed: Condvar,
 }
@@ -24,7 +24,7 @@ impl CommitSignal {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             requested: AtomicBool::new(false),
-            log_failed: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             stop: Mutex::new(Rank::LEAF, false),
             changed: Condvar::new(),
         })
@@ -41,13 +41,15 @@ impl CommitSignal {
         self.changed.notify_all();
     }
 
-    /// Reports that the log has failed.
-    pub(super) fn note_log_failure(&self) {
-        self.log_failed.store(true, Ordering::Release);
+    /// Has the commit thread stop the volume: after a failure that others must learn of on a thread
+    /// that holds no lock.
+    pub(super) fn pass_on_failure(&self) {
+        self.failed.store(true, Ordering::Release);
+        self.request();
     }
 
-    pub(super) fn has_log_failed(&self) -> bool {
-        self.log_failed.load(Ordering::Acquire)
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
     }
 
     pub(super) fn stop(&self) {

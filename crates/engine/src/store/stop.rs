@@ -22,7 +22,7 @@ impl Store {
 
     /// Fails if the volume has failed; a read-only one has nothing to make durable.
     pub(crate) fn check_alive(&self) -> Result<()> {
-        if self.has_failed() || self.signal.has_log_failed() {
+        if self.has_failed() || self.signal.has_failed() {
             return Err(Error::after(self.failure().unwrap_or_default()));
         }
         Ok(())
@@ -41,15 +41,21 @@ impl Store {
             .or_else(|| self.log.error().map(|error| Error::from(error).into_failure()))
     }
 
-    /// Stops all changes after a failure; every waiter gets an error.
+    /// Stops all changes after a failure; every waiter gets an error. No lock is held: waiters bring
+    /// callbacks.
     pub(crate) fn fail(&self, error: &Error) {
         self.refuse_changes(error);
         self.end_waits(LogError::Aborted(error.clone().into_failure().as_str().into()));
     }
 
-    /// The first half of [`Store::fail`], for a thread that holds locks and calls that when it does
-    /// not: nothing that begins from now on succeeds, and no foreign code is called.
-    pub(crate) fn refuse_changes(&self, error: &Error) {
+    /// As [`Store::fail`], for a thread that may hold locks: nothing that begins from now on
+    /// succeeds, and the commit thread ends the waits.
+    pub(crate) fn fail_under_locks(&self, error: &Error) {
+        self.refuse_changes(error);
+        self.signal.pass_on_failure();
+    }
+
+    fn refuse_changes(&self, error: &Error) {
         let failure = error.clone().into_failure();
         if self.refuse(&failure) {
             tracing::error!("the volume is read-only from now on: {failure}");

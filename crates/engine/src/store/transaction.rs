@@ -245,6 +245,16 @@ impl Transactions {
         Ok(())
     }
 
+    /// Waits until the superblock of `generation` is durable.
+    pub(crate) fn wait_super_committed(&self, generation: Generation) -> Result<()> {
+        let mut state = self.state.lock();
+        while state.super_committed < generation {
+            state.check_alive()?;
+            self.changed.wait(&mut state);
+        }
+        Ok(())
+    }
+
     /// The newest transaction whose superblock is durable.
     pub(crate) fn super_committed(&self) -> Generation {
         self.state.lock().super_committed

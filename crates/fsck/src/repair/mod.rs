@@ -41,6 +41,8 @@ pub(crate) struct RepairSummary {
     pub(crate) salvaged: u64,
     /// Blocks of salvaged items that may have been removed before.
     pub(crate) surplus_blocks: u64,
+    /// Salvaged leaves that nothing shows to be the newest.
+    pub(crate) unconfirmed_leaves: u64,
     /// The losses of the nodes at these blocks, in words.
     pub(crate) dropped_nodes: BTreeMap<u64, String>,
     /// Files whose damaged data was given up.
@@ -128,13 +130,13 @@ pub(crate) fn rebuild(
         ));
     }
     let dropped_nodes = dropped_nodes(checker, &salvaged);
-    let (given_up, surplus_blocks) = (given_up.clone(), salvaged.surplus_blocks);
     Ok(RepairResult::Repaired(RepairSummary {
         rescued,
         salvaged: salvaged.leaves,
-        surplus_blocks,
+        surplus_blocks: salvaged.surplus_blocks,
+        unconfirmed_leaves: salvaged.unconfirmed_leaves,
         dropped_nodes,
-        given_up,
+        given_up: given_up.clone(),
         lost,
         losses,
     }))
@@ -176,22 +178,36 @@ fn readable_items(
     Ok((trees, salvaged))
 }
 
+/// Why items that were found again may not be the newest, in words.
+pub(crate) fn doubts(surplus_blocks: u64, unconfirmed_leaves: u64) -> Vec<String> {
+    let doubts = [
+        (surplus_blocks, "more blocks were found than were in use: removed files may be back"),
+        (
+            unconfirmed_leaves,
+            "leaves were found that no bitmap and no other node shows in use: their items may be \
+             older than the damaged ones",
+        ),
+    ];
+    let there_are = doubts.into_iter().filter(|(count, _)| *count > 0);
+    there_are.map(|(count, what)| format!("{count} {what}")).collect()
+}
+
 /// What is left of damaged trees.
 pub(crate) struct Remains {
     /// Their items.
     pub(crate) trees: ItemsByTree,
     /// Whether they are all that there were.
     pub(crate) complete: bool,
-    /// Blocks of items that may have been removed before.
-    pub(crate) surplus_blocks: u64,
+    /// What may be wrong with them, in words.
+    pub(crate) doubts: Vec<String>,
 }
 
 /// Gathers what a repair would work with.
 pub(crate) fn remains(checker: &Checker<'_>) -> Result<Remains, FsckError> {
     let (mut trees, salvaged) = readable_items(checker, &allocation(checker))?;
     trees.retain(|id, _| checker.lost_nodes.iter().any(|lost| lost.concerns(*id)));
-    let (complete, surplus_blocks) = (salvaged.complete, salvaged.surplus_blocks);
-    Ok(Remains { trees, complete, surplus_blocks })
+    let doubts = doubts(salvaged.surplus_blocks, salvaged.unconfirmed_leaves);
+    Ok(Remains { trees, complete: salvaged.complete, doubts })
 }
 
 /// The losses of the unusable nodes whose items were not all found again.

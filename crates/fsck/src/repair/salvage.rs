@@ -5,7 +5,7 @@
 //! 2. Decide which of the leaves are in use (`versions`). If the root tree is damaged: those of a
 //!    whole tree that accounts for every block in use. Otherwise: those that the bitmaps mark used,
 //!    or, if they can't be trusted, those that no newer node contradicts. Some of these may hold
-//!    removed items; restoring those is better than leaving out items in use.
+//!    removed items; restoring those is better than leaving out items in use, and is reported.
 //! 3. Of these leaves, take the items whose keys belong where a node is missing, unless a newer
 //!    leaf holds that range.
 //! 4. Check whether that is all: compare the blocks found with the number of blocks in use that the
@@ -38,6 +38,9 @@ pub(super) struct Salvaged {
     pub(super) missing_blocks: u64,
     /// Blocks of the items found that were not in use: some of these items had been removed.
     pub(super) surplus_blocks: u64,
+    /// Leaves that were taken because none newer was found, with no bitmap and no node that shows
+    /// them in use. A damaged one may have been newer; with as many blocks, no account shows it.
+    pub(super) unconfirmed_leaves: u64,
 }
 
 /// Items by tree.
@@ -68,6 +71,7 @@ pub(super) fn lost_leaves(
         older_versions: HashSet::new(),
         missing_blocks: 0,
         surplus_blocks: 0,
+        unconfirmed_leaves: 0,
     };
     if checker.lost_nodes.is_empty() {
         return salvaged;
@@ -107,6 +111,13 @@ pub(super) fn lost_leaves(
         leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation));
         let items = items.entry(tree.id).or_default();
         let in_use = merge(&checker.reader, tree, &leaves, items, &mut salvaged);
+        if whole.is_none() && !allocation.trusted {
+            let no_pointer_left = |leaf: &&&FoundLeaf| {
+                let mut lost = tree.lost.iter().filter(|lost| lost.leaf().is_none());
+                lost.any(|lost| lost.touches(&leaf.first, &leaf.last))
+            };
+            salvaged.unconfirmed_leaves += in_use.iter().filter(no_pointer_left).count() as u64;
+        }
         if whole.is_none() {
             account.add(checker, tree, &in_use, &mut salvaged);
         }

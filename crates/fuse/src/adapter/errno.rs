@@ -29,9 +29,11 @@ pub fn errno_of(error: &Error) -> Errno {
         Error::XattrTooLarge => Errno::TOOBIG,
         // "Structure needs cleaning", as ext4, XFS and btrfs return it for damaged metadata.
         Error::Damaged(_) | Error::NotAVolume(_) => Errno::UCLEAN,
-        Error::Device(_) | Error::DataChecksum { .. } | Error::Aborted(_) | Error::Closed => {
-            Errno::IO
-        }
+        Error::Device(_)
+        | Error::DataChecksum { .. }
+        | Error::Aborted(_)
+        | Error::Panicked
+        | Error::Closed => Errno::IO,
     }
 }
 

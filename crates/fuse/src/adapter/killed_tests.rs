@@ -2,48 +2,16 @@
 //! nothing behind.
 use crate::mount;
 use crate::tiny_file_system::options_of_tests;
-use cairn_blockdev::{BlockDevice, DeviceError, FileDevice, MemoryDevice, forward_to_device};
+use cairn_blockdev::FileDevice;
+use cairn_blockdev::simulated::GatedDevice;
 use cairn_engine::{AllocateMode, Error, FileType, InodeId, NewInode, Volume, VolumeOptions, mkfs};
-use cairn_environment::Rank;
-use cairn_environment::clock;
-use cairn_environment::lock::{Condvar, Mutex};
-use cairn_environment::thread;
+use cairn_environment::{clock, thread};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 64 << 20;
-
-/// A device whose flushes wait while the gate is shut: no commit ends, so a caller that waits for
-/// space keeps waiting.
-struct GatedDevice {
-    device: MemoryDevice,
-    shut: Mutex<bool>,
-    opened: Condvar,
-}
-
-impl GatedDevice {
-    fn set_shut(&self, shut: bool) {
-        *self.shut.lock() = shut;
-        self.opened.notify_all();
-    }
-}
-
-impl BlockDevice for GatedDevice {
-    fn flush(&self) -> Result<(), DeviceError> {
-        let mut shut = self.shut.lock();
-        while *shut {
-            self.opened.wait(&mut shut);
-        }
-        drop(shut);
-        self.device.flush()
-    }
-    fn flush_time(&self) -> Duration {
-        Duration::ZERO
-    }
-    forward_to_device!(self => self.device; read, write, discard, length_bytes);
-}
 
 fn create(volume: &Volume, name: &[u8]) -> InodeId {
     let new = NewInode {
@@ -81,11 +49,7 @@ fn a_program_killed_while_it_waits_for_space_ends_and_leaves_nothing_behind() {
     // The kernel needs an image to mount; the content is in memory.
     drop(FileDevice::create(&image, VOLUME_BYTES).unwrap());
     std::fs::create_dir(&mountpoint).unwrap();
-    let device = Arc::new(GatedDevice {
-        device: MemoryDevice::new(VOLUME_BYTES),
-        shut: Mutex::new(Rank::LEAF, false),
-        opened: Condvar::new(),
-    });
+    let device = Arc::new(GatedDevice::new(VOLUME_BYTES));
     mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
     let options =
         VolumeOptions { commit_interval: Duration::from_secs(1000), ..VolumeOptions::default() };

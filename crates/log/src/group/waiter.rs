@@ -7,8 +7,8 @@
 //! Lock: a leaf in each [`WaiterSlot`].
 use crate::error::LogError;
 use crate::stages::{Ending, Registration, Stages};
-use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::{Rank, assert_unlocked};
 use std::sync::Arc;
 
 /// Called when an operation is durable, or never will be.
@@ -86,6 +86,7 @@ impl Waiter {
     pub(crate) fn finish(self, outcome: Result<Ending, LogError>, stages: &Stages) {
         match self {
             Waiter::Callback(callback, registration) => {
+                assert_unlocked();
                 callback(outcome.map(|ending| stages.finish(&registration, ending)));
             }
             Waiter::Blocked(slot) => slot.finish(outcome),

@@ -1,7 +1,18 @@
 //! Deliberate mistakes of the model. Each changes one rule; the search must find each.
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Mistake {
+/// The enumeration of all mistakes, and the list of them.
+macro_rules! mistakes {
+    ($($(#[doc = $what:literal])+ $name:ident,)+) => {
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum Mistake {
+            $($(#[doc = $what])+ $name,)+
+        }
+
+        pub const ALL: &[Mistake] = &[$(Mistake::$name),+];
+    };
+}
+
+mistakes! {
     /// A death at the boundary itself does not go to the list (`<` instead of `≤`).
     BoundaryExcluded,
     /// When the newest snapshot goes, its head keeps the boundary.
@@ -65,39 +76,3 @@ pub enum Mistake {
     /// What an interval holds alone includes what cleanups are about to free.
     UniqueWithCleanups,
 }
-
-use Mistake::*;
-
-pub const ALL: [Mistake; 31] = [
-    BoundaryExcluded,
-    BoundaryStays,
-    NoNewList,
-    UnchangedByGeneration,
-    CloneWithoutBoundary,
-    CloneSnapshottedAtOnce,
-    ForkDoesNotCount,
-    ClonesIgnored,
-    CleanupOpenEnded,
-    CleanupTakesOldest,
-    CleanupForgetsLists,
-    CleanupIgnoresOrigin,
-    HeadDoesNotWait,
-    HeadlessNewestDoesNotWait,
-    HeadlessNewestByCleanup,
-    NothingDiscarded,
-    DiscardedFreed,
-    DiscardedCleaned,
-    WalkIgnoresBoundary,
-    WalkWithoutCursor,
-    OriginReleasedEarly,
-    CleanupWithoutPin,
-    DataFreeAtOnce,
-    UnpinAtCut,
-    ListsJoinedUnderCleanup,
-    ListsJoinedOverSnapshot,
-    ReplayWithoutLists,
-    ReplayWithoutPin,
-    NeedsIgnored,
-    UniqueOfOwnList,
-    UniqueWithCleanups,
-];

@@ -128,9 +128,10 @@ fn node_cache(
 fn log_requests(signal: Arc<CommitSignal>) -> CommitRequest {
     Box::new(move |reason| {
         if reason == CommitReason::LogFailed {
-            signal.note_log_failure();
+            signal.pass_on_failure();
+        } else {
+            signal.request();
         }
-        signal.request();
     })
 }
 
