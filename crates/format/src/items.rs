@@ -131,6 +131,8 @@ pub struct RawInode {
 impl InodeItem {
     /// Bytes on disk.
     pub const BYTES: usize = size_of::<RawInode>();
+    /// All bits that a mode may have: those of the type and the permissions.
+    pub const MODE_BITS: u32 = 0o177_777;
 
     /// The type in `mode`.
     ///

@@ -219,6 +219,10 @@ impl Superblock {
         let Ok((raw, _)) = RawSuperblock::read_from_prefix(bytes) else {
             return fail(format!("only {} bytes", bytes.len()));
         };
+        // Otherwise the checksum would leave out a part.
+        if raw.header.length.get() as usize != BLOCK_SIZE {
+            return fail(format!("a length of {} bytes", raw.header.length));
+        }
         if (raw.block_size.get(), raw.node_size.get(), u64::from(raw.group_blocks.get()))
             != (BLOCK_SIZE as u32, crate::NODE_SIZE as u32, Geometry::GROUP_BLOCKS)
         {

@@ -97,6 +97,7 @@ impl FileGroup {
         self.attributes = Some(item);
         self.file_type = Some(file_type);
         require(key.offset == 0, || "an inode item's offset is not 0".into())?;
+        require(item.mode & !InodeItem::MODE_BITS == 0, || format!("mode {:o}", item.mode))?;
         self.generation("the inode", item.generation)?;
         let times = [item.accessed, item.modified, item.changed, item.created];
         require(times.iter().all(|time| time.nanoseconds < NANOSECONDS), || {

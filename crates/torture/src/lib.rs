@@ -32,6 +32,7 @@ pub mod found;
 pub mod generator;
 pub mod history;
 pub mod hostile;
+pub mod items;
 pub mod lying;
 pub mod medium;
 pub mod model;

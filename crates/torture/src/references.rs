@@ -2,10 +2,11 @@
 //! what nothing refers to may go unnoticed, damage to anything else must not.
 //!
 //! Neither the engine nor fsck is asked, only the format; and everything must be whole.
+use crate::items::checkpoints;
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
-    BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Checkpoint, EntryFlags, Extent, ExtentKind,
-    Generation, Geometry, ItemKind, Key, NODE_SIZE, Node, RootItem, Superblock, TREE_FILES,
+    BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, EntryFlags, Extent, ExtentKind, Generation,
+    Geometry, ItemKind, Key, NODE_SIZE, Node, RootItem, Superblock, TREE_FILES,
 };
 use std::collections::BTreeMap;
 
@@ -135,31 +136,12 @@ impl References {
 
     /// The checkpoints behind the superblock, and what they make of the extents.
     fn add_log(&mut self, device: &dyn BlockDevice, extents: &mut Extents) {
-        let (ring, mut at) = (self.superblock.geometry.log(), self.superblock.log_tail);
-        loop {
-            let start = BlockNumber(ring.start.0 + at.block);
-            let Some(blocks) = Checkpoint::blocks_announced(&read(device, start, 1)) else {
-                return;
-            };
-            assert!(at.block + blocks < ring.blocks, "these logs don't go round their end");
-            let Ok(checkpoint) =
-                Checkpoint::decode(read(device, start, blocks), self.superblock.volume, at.block)
-            else {
-                return;
-            };
-            if (checkpoint.header.log_epoch, checkpoint.header.sequence)
-                != (self.superblock.log_epoch, at.sequence)
-            {
-                return;
-            }
-            at.block += blocks;
-            at.sequence += 1;
-            if checkpoint.header.generation <= self.superblock.generation {
-                continue;
-            }
+        let ring = self.superblock.geometry.log();
+        for (place, checkpoint) in checkpoints(device, &self.superblock) {
+            assert!(place.end().0 <= ring.blocks, "these logs don't go round their end");
             self.add_covered(
                 device,
-                BlockRange::new(start, blocks),
+                BlockRange::new(BlockNumber(ring.start.0 + place.start.0), place.blocks),
                 Reference::Checkpoint(self.checkpoints),
             );
             for entry in

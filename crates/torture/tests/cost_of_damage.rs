@@ -18,11 +18,11 @@ use cairn_engine::{AllocateMode, FileType, InodeId, Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, DirectoryEntry, Geometry, INODE_ROOT, ItemKind, Key, NODE_BLOCKS,
-    NODE_SIZE, Node, RootItem, Superblock, TREE_ROOTS,
 };
 use cairn_fsck::{CheckOptions, Losses, Report, check};
 use cairn_torture::contents::{Tag, pattern};
 use cairn_torture::files::{create, format, read_all};
+use cairn_torture::items::{self, Items};
 use cairn_torture::seed_from_environment;
 use cairn_torture::snapshot::{of_volume, show};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -152,48 +152,18 @@ struct Leaf {
 
 /// The nodes in use: those above the leaves of the files' tree, and these.
 fn nodes(device: &SimulatedDevice) -> (Vec<BlockNumber>, Vec<Leaf>) {
-    let read = |address: BlockNumber, bytes: &mut [u8]| {
-        device.read(address.0 * BLOCK, bytes).expect("it is healthy");
+    let items = Items::of(device);
+    let leaf = |leaf: &items::Leaf| {
+        let entries =
+            leaf.items.iter().filter(|(key, _)| key.kind == ItemKind::DirectoryEntry as u8);
+        let named = entries
+            .map(|(_, value)| DirectoryEntry::decode(value).expect("an entry"))
+            .map(|entry| entry.target.inode().expect("no subvolume").0)
+            .collect();
+        let keys = leaf.items.iter().map(|(key, _)| *key).collect();
+        Leaf { block: leaf.block, keys, named }
     };
-    let superblocks = Geometry::SUPERBLOCKS.iter().filter_map(|&slot| {
-        let mut bytes = vec![0; BLOCK_SIZE];
-        read(slot, &mut bytes);
-        Superblock::decode(&bytes, slot).ok()
-    });
-    let newest = superblocks.max_by_key(|superblock| superblock.generation).expect("a superblock");
-    let (mut above, mut leaves) = (Vec::new(), Vec::new());
-    let mut todo = vec![newest.root.block];
-    while let Some(address) = todo.pop() {
-        let mut page = Box::new([0; NODE_SIZE]);
-        read(address, &mut page[..]);
-        let node = Node::decode(page, newest.volume, address).expect("it is whole");
-        if node.tree() == TREE_ROOTS {
-            above.push(address);
-            todo.extend(
-                node.items()
-                    .map(|(_, value)| RootItem::decode(value).expect("a root item").root.block),
-            );
-        } else if node.level() > 0 {
-            above.push(address);
-            todo.extend((0..node.count()).map(|index| node.child(index).block));
-        } else {
-            let entries =
-                node.items().filter(|(key, _)| key.kind == ItemKind::DirectoryEntry as u8);
-            let named = entries
-                .map(|(_, value)| {
-                    DirectoryEntry::decode(value)
-                        .expect("an entry")
-                        .target
-                        .inode()
-                        .expect("no subvolume")
-                        .0
-                })
-                .collect();
-            let keys = node.items().map(|(key, _)| key).collect();
-            leaves.push(Leaf { block: address, keys, named });
-        }
-    }
-    (above, leaves)
+    (items.above, items.leaves.iter().map(leaf).collect())
 }
 
 impl Leaf {

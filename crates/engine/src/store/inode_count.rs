@@ -5,15 +5,16 @@
 //! are committed; replay begins with the superblock's and counts on. A volume whose superblock has
 //! no number (0) never gets one.
 use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
-use cairn_format::{ItemKind, Key};
+use cairn_format::{INODE_NUMBER_END, ItemKind, Key};
 
 /// The number, if it is known.
 pub(crate) struct InodeCount(AtomicU64);
 
 impl InodeCount {
-    /// Begins with what a superblock says.
+    /// Begins with what a superblock says. If that is more than there can be, the number is not
+    /// known: counting on would reach what the next mount takes for damage.
     pub(crate) fn new(recorded: u64) -> Self {
-        Self(AtomicU64::new(recorded))
+        Self(AtomicU64::new(if recorded < INODE_NUMBER_END { recorded } else { 0 }))
     }
 
     /// The tree took `key`, which it did not have.
@@ -36,5 +37,22 @@ impl InodeCount {
     /// The number; 0 if it is not known.
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_no_volume_reaches_is_not_counted_on() {
+        let key = Key { kind: ItemKind::Inode as u8, ..Key::MIN };
+        for (recorded, counted) in
+            [(0, 0), (1, 2), (INODE_NUMBER_END - 1, INODE_NUMBER_END), (INODE_NUMBER_END, 0)]
+        {
+            let count = InodeCount::new(recorded);
+            count.note_new(&key);
+            assert_eq!(count.get(), counted, "{recorded}");
+        }
     }
 }

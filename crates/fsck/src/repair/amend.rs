@@ -90,6 +90,7 @@ fn sanitise(item: &mut InodeItem, file_type: FileType, rules: &RepairRules) {
         *time = Timestamp { nanoseconds: time.nanoseconds.min(NANOSECONDS_MAX), ..*time };
     }
     item.flags = 0;
+    item.mode &= InodeItem::MODE_BITS;
     if !matches!(file_type, FileType::BlockDevice | FileType::CharacterDevice) {
         item.device = 0;
     }
