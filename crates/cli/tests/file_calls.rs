@@ -426,3 +426,41 @@ fn an_overlay_can_have_its_upper_layer_here() {
     assert_eq!(fs::read_to_string(mounted.path("lower/removed")).unwrap(), "below");
     mounted.succeeds(&["umount", "dir"]);
 }
+
+/// What a stranger appends to a file with set-id bits stays, also when the kernel sends the dirty
+/// last page meanwhile.
+#[test]
+fn an_append_to_a_set_id_file_stays_beside_a_sync() {
+    const FILES: u64 = 500;
+    const FIRST: [u8; 35] = [b'a'; 35];
+    let Some(mounted) = Mounted::new() else { return };
+    if !is_root() {
+        eprintln!("left out: changing the user takes root");
+        return;
+    }
+    mounted.succeeds(&["mount", "image", "dir", "--create", "256M", "-o", "writeback=on"]);
+    let mut random = Seeded::new(cairn_environment::random::u64());
+    let stranger = Changer { user: 1000, group: 8, further_group: 8 };
+    let more = vec![b'b'; 400_000];
+    let root = File::open(mounted.path("dir")).unwrap();
+    for number in 0..FILES {
+        let path = mounted.path(&format!("dir/{number}"));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        file.set_permissions(fs::Permissions::from_mode(0o4777)).unwrap();
+        file.write_all_at(&FIRST, 0).unwrap();
+        let pause = random.below(15_000);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..pause).for_each(|_| std::hint::spin_loop());
+                rustix::fs::syncfs(&root).unwrap();
+            });
+            stranger.change(|| file.write_all_at(&more, FIRST.len() as u64));
+        });
+        let found = fs::read(&path).unwrap();
+        assert!(found.starts_with(&FIRST) && found[FIRST.len()..] == more, "file {number}");
+        assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o777);
+        fs::remove_file(&path).unwrap();
+    }
+    drop(root);
+    mounted.succeeds(&["umount", "dir"]);
+}

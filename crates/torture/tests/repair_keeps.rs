@@ -22,7 +22,8 @@ use cairn_engine::{
 use cairn_environment::random::Seeded;
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, DirectoryEntry, Extent, ExtentKind, INODE_ORPHANS, InodeItem,
-    ItemKind, Key, NODE_BLOCKS, OrphanKind, XattrItem, blocks_for_bytes, decode_orphan,
+    InodeNumber, ItemKind, Key, NODE_BLOCKS, OrphanKind, XattrItem, blocks_for_bytes,
+    decode_orphan,
 };
 use cairn_fsck::{CheckOptions, Report, check};
 use cairn_torture::contents::{Tag, pattern};
@@ -190,13 +191,13 @@ fn kind(key: &Key) -> Option<ItemKind> {
 }
 
 fn inode_of(items: &ItemMap, inode: u64) -> Option<InodeItem> {
-    let value = items.get(&Key::new(InodeId(inode), ItemKind::Inode, 0))?;
+    let value = items.get(&Key::new(InodeNumber(inode), ItemKind::Inode, 0))?;
     Some(InodeItem::decode(value).expect("an inode"))
 }
 
 /// File block and extent of one inode.
 fn extents(items: &ItemMap, inode: u64) -> impl Iterator<Item = (u64, Extent)> {
-    let range = Key::all(InodeId(inode), ItemKind::Extent);
+    let range = Key::all(InodeNumber(inode), ItemKind::Extent);
     items.range(range).map(|(key, value)| (key.offset, Extent::decode(value).expect("an extent")))
 }
 
@@ -206,14 +207,14 @@ fn orphans(items: &ItemMap) -> BTreeSet<u64> {
 }
 
 fn names(items: &ItemMap, directory: u64) -> BTreeMap<Vec<u8>, u64> {
-    let range = Key::all(InodeId(directory), ItemKind::DirectoryEntry);
+    let range = Key::all(InodeNumber(directory), ItemKind::DirectoryEntry);
     let entries = items.range(range).map(|(_, value)| DirectoryEntry::decode(value).expect("one"));
     entries.map(|entry| (entry.name, entry.target.inode().expect("no subvolume").0)).collect()
 }
 
 /// Name and value of the extended attributes that have all parts.
 fn attributes(items: &ItemMap, inode: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
-    let inode = InodeId(inode);
+    let inode = InodeNumber(inode);
     let mut found = BTreeMap::new();
     for (key, value) in items.range(Key::all(inode, ItemKind::Xattr)) {
         let item = XattrItem::decode(value).expect("an attribute");
@@ -230,7 +231,7 @@ fn attributes(items: &ItemMap, inode: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
 
 /// The target of a symbolic link, as far as its parts are there.
 fn target(items: &ItemMap, inode: u64) -> Vec<u8> {
-    let range = Key::all(InodeId(inode), ItemKind::Symlink);
+    let range = Key::all(InodeNumber(inode), ItemKind::Symlink);
     items.range(range).flat_map(|(_, part)| part.iter().copied()).collect()
 }
 
@@ -260,7 +261,7 @@ impl Case<'_> {
     fn judge_inode(&self, inode: u64, repaired: &ItemMap) -> Result<(), String> {
         let (before, after) = (inode_of(&self.left, inode), inode_of(repaired, inode));
         let known = before.map(|item| item.file_type().expect("known"));
-        let has = |kind| self.left.range(Key::all(InodeId(inode), kind)).next().is_some();
+        let has = |kind| self.left.range(Key::all(InodeNumber(inode), kind)).next().is_some();
         let usable = match known {
             Some(FileType::Symlink) => self.target_is_left(inode),
             Some(_) => true,

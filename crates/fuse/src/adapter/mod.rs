@@ -346,7 +346,7 @@ impl VolumeHandler {
             }
             Op::GetAttributes { .. } => answer(reply, self.get_attributes(node)),
             Op::Statx { .. } => answer(reply, self.statx(node)),
-            Op::SetAttributes(change) => answer(reply, self.set_attributes(&header, &change)),
+            Op::SetAttributes(change) => self.answer_set_attributes(&header, &change, reply),
             Op::StatFs => answer(reply, Ok(self.statfs())),
             Op::SyncFs => answer_status(reply, self.sync()),
             Op::Destroy => answer_status(reply, self.close()),

@@ -4,10 +4,18 @@
 //! bit it once stood for mandatory locks, and stays for a caller in the file's group. That is the
 //! kernel's rule for its own file systems (`setattr_should_drop_sgid`), which FUSE leaves to the
 //! server.
-use super::{Answer, VolumeHandler};
+//!
+//! With the writeback cache, the kernel sends what such a caller writes to such a file at once, and
+//! raises the file's length afterwards. If it also sends the file's last page meanwhile, since that
+//! was dirty, Linux from 6.17 on zeroes that page past the old length: the data is lost. Before the
+//! WRITE comes a SETATTR of nothing. So the server has the kernel send and forget the file's pages
+//! before it answers that. Until its own answer the kernel keeps a new page to itself.
+use super::{Answer, VolumeHandler, answer};
 use crate::protocol::RequestHeader;
+use crate::protocol::wire::{SetattrIn, setattr_flag};
 use crate::transport::Reply;
-use cairn_engine::{AttributeChange, Attributes, InodeId};
+use cairn_engine::{AttributeChange, Attributes, FileType, InodeId};
+use cairn_environment::thread;
 use std::fs;
 
 const SET_ID_BITS: u32 = 0o6000;
@@ -40,6 +48,31 @@ fn lists_group(status: &str, group: u32) -> bool {
 }
 
 impl VolumeHandler {
+    /// Answers a SETATTR.
+    pub(super) fn answer_set_attributes(
+        &self,
+        header: &RequestHeader,
+        set: &SetattrIn,
+        reply: Reply,
+    ) {
+        let comes_before_data = self.writeback
+            && set.valid & !setattr_flag::HANDLE == 0
+            && self.volume.attributes(InodeId(header.node)).is_ok_and(|file| {
+                file.file_type == FileType::Regular && file.mode & SET_ID_BITS != 0
+            });
+        let done = self.set_attributes(header, set);
+        if comes_before_data && done.is_ok() {
+            let node = header.node;
+            // The kernel's WRITEs need request threads.
+            thread::spawn("cairn-set-id", move || {
+                reply.invalidate_data(node, &(0..i64::MAX as u64));
+                answer(reply, done);
+            });
+        } else {
+            answer(reply, done);
+        }
+    }
+
     /// Clears the set-id bits of `node` after a caller without the right to them changed its
     /// content. The kernel keeps attributes for ever, so it is notified before the answer.
     pub(super) fn clear_set_id(

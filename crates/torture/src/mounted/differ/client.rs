@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 /// Of so many calls that change content, one is followed by a comparison of it.
 const CONTENT_ONE_OF: usize = 6;
+const PAGE_BYTES: i64 = 4096;
 /// What the content of a reported hole is looked at.
 const HOLE_BYTES_MAX: i64 = 64 << 10;
 
@@ -42,6 +43,16 @@ struct Client<'a> {
     mapped: BTreeSet<u64>,
     /// Inodes of the mount whose times a call left alone; see [`Client::may_keep_times`].
     kept: BTreeSet<u64>,
+    /// Inodes of the mount that were truncated; see [`Ended::truncated`].
+    truncated: BTreeSet<u64>,
+}
+
+/// What a scene without a difference leaves.
+pub struct Ended {
+    pub tally: Tally,
+    /// Inodes of the mount that were truncated. With the writeback cache the kernel sends a file's
+    /// times by themselves, too; older ones that it sends beside a truncation may win.
+    pub truncated: BTreeSet<u64>,
 }
 
 fn refused(errno: i32) -> String {
@@ -60,7 +71,8 @@ impl<'a> Client<'a> {
             system::chmod(system::HERE, ".", scene.root_mode).map_err(refused)?;
         }
         system::umask(0o022).map_err(refused)?;
-        Ok(Self { sides, rules, scene, mapped: BTreeSet::new(), kept: BTreeSet::new() })
+        let [mapped, kept, truncated] = [(); 3].map(|()| BTreeSet::new());
+        Ok(Self { sides, rules, scene, mapped, kept, truncated })
     }
 
     fn facts(&self, side: usize, targets: &[Target]) -> Vec<Done<Facts>> {
@@ -71,6 +83,7 @@ impl<'a> Client<'a> {
     fn step(&mut self, step: &Step, index: usize) -> Result<(Outcome, bool), String> {
         let targets = step.call.targets();
         let (mut before, mut after, mut outcomes) = (Vec::new(), Vec::new(), Vec::new());
+        self.send_mapped(&step.call);
         let begun = system::coarse_clock();
         for side in 0..2 {
             self.sides[side].enter().map_err(refused)?;
@@ -104,6 +117,7 @@ impl<'a> Client<'a> {
             let known = Known { mapped, kept, synced: false };
             self.rules.compare(&old, known).map_err(|text| name(format!("before it: {text}")))?;
             self.rules.compare(&new, known).map_err(name)?;
+            self.compare_blocks(target, &new, known).map_err(name)?;
             if !mapped && !self.may_keep_times(&step.call, &old) {
                 self.rules.compare_changes(begun, &old, &new).map_err(name)?;
             }
@@ -120,9 +134,51 @@ impl<'a> Client<'a> {
         Ok((first.clone(), directory))
     }
 
+    /// Has the kernel send what was stored through a mapping, before a write that may go on behind
+    /// it in the file's last page. Without the writeback cache Linux from 6.17 on may lose that
+    /// write while it sends the page.
+    fn send_mapped(&self, call: &Call) {
+        let Call::Write { slot, .. } = call else { return };
+        if self.rules.writeback {
+            return;
+        }
+        let facts = self.sides[0].facts(&Target::Slot(*slot));
+        let in_page = |facts: Facts| facts.size % PAGE_BYTES != 0;
+        if facts.is_ok_and(|facts| self.mapped.contains(&facts.inode) && in_page(facts)) {
+            self.sides[0].send(*slot).ok();
+        }
+    }
+
+    /// As [`Rules::compare_blocks`]; what differs is looked at once more, when the reference has
+    /// written its file.
+    fn compare_blocks(
+        &self,
+        target: &Target,
+        pair: &Pair<Done<Facts>>,
+        known: Known,
+    ) -> Result<(), String> {
+        self.rules.compare_blocks(pair, known).or_else(|_| {
+            let mut now = *pair;
+            for (side, facts) in self.sides.iter().zip(&mut now) {
+                side.enter().map_err(refused)?;
+                side.send_all().map_err(refused)?;
+                *facts = side.facts(target);
+            }
+            self.rules.compare_blocks(&now, known)
+        })
+    }
+
     /// Remembers what permits differences later.
     fn note(&mut self, call: &Call, before: &[Vec<Done<Facts>>], after: &[Vec<Done<Facts>>]) {
         let (Some(Ok(facts)), Some(old)) = (after[0].first(), before[0].first()) else { return };
+        match call {
+            Call::Open { flags, .. } if flags.0 as i32 & libc::O_TRUNC == 0 => {}
+            Call::Truncate { .. } | Call::TruncateOpen { .. } | Call::Open { .. } => {
+                let truncated = after[0].iter().flatten().filter(|facts| facts.is(libc::S_IFREG));
+                self.truncated.extend(truncated.map(|facts| facts.inode));
+            }
+            _ => {}
+        }
         match call {
             Call::Map { for_writing: true, .. } => drop(self.mapped.insert(facts.inode)),
             Call::Truncate { .. } if self.may_keep_times(call, &[*old, *old]) => {
@@ -145,8 +201,9 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Whether the outcomes may differ, and are right all the same: where a file has data, and
-    /// whether a change of the owner that changes nothing is refused.
+    /// Whether the outcomes may differ, and are right all the same: where a file has data, whether
+    /// a change of the owner that changes nothing is refused, and with which errno a file without
+    /// a name is refused in a directory that is removed.
     fn is_tolerated(&mut self, call: &Call, outcomes: &Pair<Outcome>) -> Result<bool, String> {
         if let Call::Owner { target, uid: u32::MAX, gid: u32::MAX } = call {
             let values = [outcomes[0].value, outcomes[1].value];
@@ -155,6 +212,14 @@ impl<'a> Client<'a> {
             let regular = self.sides[0].facts(target).is_ok_and(|facts| facts.is(libc::S_IFREG));
             let alike = !self.rules.writeback || !regular;
             return Ok(alike && values == [Ok(0), Err(libc::EPERM)]);
+        }
+        if let Call::Open { at, flags, .. } = call
+            && flags.0 as i32 & libc::O_TMPFILE == libc::O_TMPFILE
+            && [outcomes[0].value, outcomes[1].value] == [Err(libc::ENOENT), Err(libc::EPERM)]
+        {
+            self.sides[0].enter().map_err(refused)?;
+            let facts = self.sides[0].facts(&Target::Path(at.clone(), true));
+            return Ok(facts.is_ok_and(|facts| facts.links == 0));
         }
         let Call::Seek { slot, offset, whence: whence @ (libc::SEEK_DATA | libc::SEEK_HOLE) } =
             *call
@@ -220,7 +285,7 @@ pub fn run_scene(
     scene: Scene,
     calls: usize,
     rules: &Rules,
-) -> Result<Tally, Difference> {
+) -> Result<Ended, Difference> {
     let (mut steps, mut tally) = (Vec::new(), Tally::default());
     let mut client = Client::new(folders, scene, rules)
         .map_err(|text| Difference { steps: Vec::new(), text })?;
@@ -238,7 +303,7 @@ pub fn run_scene(
             Err(text) => return Err(Difference { steps, text }),
         }
     }
-    Ok(tally)
+    Ok(Ended { tally, truncated: client.truncated })
 }
 
 /// Makes these calls in new directories; the difference that they show, if they do.

@@ -1,9 +1,10 @@
 //! The runs of `cairn torture differ`, one after the other.
 use super::choose::Scene;
-use super::client::{Difference, run_scene};
+use super::client::{Difference, Ended, run_scene};
 use super::judge::{Pair, Rules};
 use super::reference::Reference;
 use super::shrink::shrink;
+use super::syncs::Syncs;
 use super::tally::Tally;
 use super::tree::Tree;
 use crate::mounted::pattern::identity;
@@ -14,6 +15,7 @@ use crate::mounted::workers::Problem;
 use crate::run_report::RunReport;
 use cairn_environment::{clock, thread};
 use cairn_harness::server::ServerProcess;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -27,6 +29,8 @@ const CALLS: usize = 2500;
 const SCENES: u64 = 6;
 const PAIRS: u64 = 2;
 const CALLS_PER_RUN: u64 = CALLS as u64 * (SCENES + 2 * PAIRS);
+/// The last calls of a finding that does not show again.
+const STEPS_SHOWN: usize = 60;
 /// Time for the kernel to send what it forgets.
 const FORGET_TIME_MAX: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -127,6 +131,7 @@ struct Totals {
     files: u64,
     kills: u64,
     mounts: u64,
+    syncs: u64,
     by_mode: [u64; 4],
 }
 
@@ -179,7 +184,8 @@ impl All<'_> {
         fs::create_dir(&reference).map_err(text).map_err(Halt::Unable)?;
         let server = Server::new(self.session.folder(), &mounts);
         let shown = mounts.shown();
-        let run = Run { server, rules, seed, reference: reference.clone(), name };
+        let unsure = BTreeSet::new();
+        let mut run = Run { server, rules, seed, reference: reference.clone(), name, unsure };
         let ended = run.run(self);
         remove_all(&reference).map_err(text).map_err(Halt::Unable)?;
         let repeat = format!(
@@ -212,6 +218,7 @@ impl All<'_> {
         session.set("files_in_trees", total.files, "with content and attributes");
         session.set("kills", total.kills, "after a sync, everything compared");
         session.set("unmounts", total.mounts, "and mounted again, everything compared");
+        session.set("syncs", total.syncs, "at random times beside two scenes at once");
         for (kind, count, outcomes) in total.tally.kinds() {
             session.set(kind, count, &outcomes);
         }
@@ -228,10 +235,12 @@ struct Run {
     seed: u64,
     reference: PathBuf,
     name: String,
+    /// Inodes whose times the kernel may have lost; see [`Ended::truncated`].
+    unsure: BTreeSet<u64>,
 }
 
 impl Run {
-    fn run(&self, all: &mut All<'_>) -> Result<(), Halt> {
+    fn run(&mut self, all: &mut All<'_>) -> Result<(), Halt> {
         self.server.make_volume(&VOLUME_BYTES.to_string(), "16M")?;
         let mut running = self.server.start(&[]).map_err(Halt::Unable)?;
         fs::create_dir(self.mounted()).map_err(text)?;
@@ -246,7 +255,8 @@ impl Run {
         self.server.fsck(false)?;
         running = self.server.start(&[])?;
         let now = Tree::of(&self.mounted())?;
-        now.compare_with_earlier(&before).map_err(|text| format!("after a kill: {text}"))?;
+        now.compare_with_earlier(&before, &self.unsure)
+            .map_err(|text| format!("after a kill: {text}"))?;
         all.total.kills += 1;
         for pair in 0..PAIRS {
             self.run_scenes(all, &[SCENES + 2 * pair, SCENES + 2 * pair + 1])?;
@@ -257,7 +267,8 @@ impl Run {
         self.server.unmount(&mut running)?;
         running = self.server.start(&[])?;
         let now = Tree::of(&self.mounted())?;
-        now.compare_with_earlier(&before).map_err(|text| format!("mounted again: {text}"))?;
+        now.compare_with_earlier(&before, &self.unsure)
+            .map_err(|text| format!("mounted again: {text}"))?;
         all.total.mounts += 1;
         self.compare_trees(all)?;
         self.forget_all(&mut running)?;
@@ -284,7 +295,10 @@ impl Run {
     }
 
     /// Runs scenes, each with a client of its own.
-    fn run_scenes(&self, all: &mut All<'_>, numbers: &[u64]) -> Result<(), Halt> {
+    fn run_scenes(&mut self, all: &mut All<'_>, numbers: &[u64]) -> Result<(), Halt> {
+        // Beside two at once both file systems are synced at random times.
+        let folders = [self.mounted(), self.reference.clone()];
+        let syncs = (numbers.len() > 1).then(|| Syncs::begin(folders, self.seed));
         let mut clients = Vec::new();
         for number in numbers {
             let (scene, rules) = (self.scene(*number, all.privileged), self.rules);
@@ -296,10 +310,16 @@ impl Run {
             .into_iter()
             .map(|(number, scene, client)| (number, scene, client.join()))
             .collect();
+        all.total.syncs += syncs.map_or(0, Syncs::end);
         for (number, scene, client) in ended {
             match client {
                 Err(_) => return Err("a client has panicked".to_owned().into()),
-                Ok(Ok(tally)) => all.total.tally.add(&tally),
+                Ok(Ok(Ended { tally, truncated })) => {
+                    all.total.tally.add(&tally);
+                    if self.rules.writeback {
+                        self.unsure.extend(truncated);
+                    }
+                }
                 Ok(Err(difference)) => {
                     return Err(self.describe(number, scene, difference, &*all.session).into());
                 }
@@ -321,7 +341,13 @@ impl Run {
             self.folders(&format!("again-{attempt}")).ok()
         };
         match shrink(&found, scene, self.rules, new_folders) {
-            None => text += "\nthe same calls do not show it again",
+            None => {
+                text += "\nthe same calls do not show it again; the last ones were:";
+                let first = found.steps.len().saturating_sub(STEPS_SHOWN);
+                for (step, number) in found.steps[first..].iter().zip(first + 1..) {
+                    let _ = write!(text, "\n  {number}, user {}: {:?}", step.user, step.call);
+                }
+            }
             Some(shorter) => {
                 let _ = write!(
                     text,

@@ -124,6 +124,22 @@ impl Side {
         if self.confined { system::chroot(".") } else { Ok(0) }
     }
 
+    /// Has the kernel send what it caches of an open file.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn send(&self, slot: usize) -> Done {
+        system::fdatasync(self.slot(slot))
+    }
+
+    /// Has the kernel send all that it caches of this file system.
+    ///
+    /// # Errors
+    /// Its errno.
+    pub fn send_all(&self) -> Done {
+        system::syncfs(self.root)
+    }
+
     fn slot(&self, slot: usize) -> c_int {
         self.slots[slot]
     }
@@ -488,29 +504,29 @@ fn entries(fd: c_int, room: usize, mut between: impl FnMut()) -> Done<Vec<Entry>
 }
 
 /// Lists an open directory from its beginning, and again from some of its cookies: what comes then
-/// must be the rest.
+/// must be the rest. A mount may be wrong once: from a cookie on the kernel may report what it kept
+/// of an older listing that nobody ended. The beginning of the next one ends that.
 fn list_again(fd: c_int) -> Outcome {
-    let listed = || -> Done<Vec<u8>> {
-        system::seek(fd, 0, libc::SEEK_SET)?;
-        let all = entries(fd, LIST_BYTES[0], || ())?;
-        for (index, entry) in all.iter().enumerate().step_by(1 + all.len() / 4) {
-            system::seek(fd, entry.cookie, libc::SEEK_SET)?;
-            let rest = entries(fd, LIST_BYTES[1], || ())?;
-            let names = |entries: &[Entry]| -> BTreeSet<String> {
-                entries.iter().map(Entry::typed).collect()
-            };
-            if names(&rest) != names(&all[index + 1..]) {
-                return Err(LISTED_WRONGLY);
-            }
-        }
-        system::seek(fd, 0, libc::SEEK_SET)?;
-        let names: BTreeSet<String> = all.iter().map(Entry::typed).collect();
-        Ok(names.into_iter().collect::<String>().into_bytes())
-    };
-    match listed() {
+    match list_from_cookies(fd).or_else(|_| list_from_cookies(fd)) {
         Ok(names) => (Ok(0), names).into(),
         Err(errno) => Err(errno).into(),
     }
+}
+
+fn list_from_cookies(fd: c_int) -> Done<Vec<u8>> {
+    let typed =
+        |entries: &[Entry]| -> BTreeSet<String> { entries.iter().map(Entry::typed).collect() };
+    system::seek(fd, 0, libc::SEEK_SET)?;
+    let all = entries(fd, LIST_BYTES[0], || ())?;
+    for (index, entry) in all.iter().enumerate().step_by(1 + all.len() / 4) {
+        system::seek(fd, entry.cookie, libc::SEEK_SET)?;
+        let rest = entries(fd, LIST_BYTES[1], || ())?;
+        if typed(&rest) != typed(&all[index + 1..]) {
+            return Err(LISTED_WRONGLY);
+        }
+    }
+    system::seek(fd, 0, libc::SEEK_SET)?;
+    Ok(typed(&all).into_iter().collect::<String>().into_bytes())
 }
 
 /// Makes the thread one of [`USERS`], who was root before.

@@ -3,7 +3,7 @@
 use super::judge::{Known, Rules};
 use super::side::Facts;
 use super::system::{self, Done, HERE, How, Of};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
@@ -123,20 +123,36 @@ impl Tree {
             // Times of a file that was mapped have been compared as far as they can be.
             let told = |text: String| format!("{path:?}: {text}");
             let known = Known { mapped: true, kept: true, synced: true };
-            rules.compare(&[mount.facts, other.facts], known).map_err(told)?;
+            let pair = [mount.facts, other.facts];
+            rules.compare(&pair, known).map_err(told)?;
+            rules.compare_blocks(&pair, known).map_err(told)?;
             mount.compare_rest(other).map_err(told)?;
         }
         Ok(())
     }
 
-    /// Compares the mount's tree with what it was before: nothing is different.
+    /// Compares the mount's tree with what it was before: nothing is different, but for the times
+    /// of the inodes `unsure`, which may be older.
     ///
     /// # Errors
     /// The first difference in words.
-    pub fn compare_with_earlier(&self, earlier: &Self) -> Result<(), String> {
+    pub fn compare_with_earlier(
+        &self,
+        earlier: &Self,
+        unsure: &BTreeSet<u64>,
+    ) -> Result<(), String> {
         self.compare_names(earlier, "the mount before")?;
         for ((path, now), before) in self.0.iter().zip(earlier.0.values()) {
-            if now.facts != before.facts {
+            let is_older = |(now, before): (&Facts, &Facts)| {
+                let older =
+                    now.times.iter().zip(&before.times).skip(1).all(|(now, old)| now <= old);
+                let rest = Facts { times: before.times, ..*now };
+                rest == *before && older && now.times[0] == before.times[0]
+            };
+            let both = now.facts.as_ref().ok().zip(before.facts.as_ref().ok());
+            let tolerated =
+                both.is_some_and(|both| unsure.contains(&both.0.inode) && is_older(both));
+            if now.facts != before.facts && !tolerated {
                 return Err(format!("{path:?}: {:?}, but before: {:?}", now.facts, before.facts));
             }
             now.compare_rest(before).map_err(|text| format!("{path:?}: {text}"))?;
