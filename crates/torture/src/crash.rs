@@ -251,6 +251,7 @@ impl Judge<'_> {
         self.report.recovered += 1;
         state.device.start_recording();
         let volume = self.open(state, false)?;
+        expect_removals_to_end(&volume)?;
         self.judge(&volume, state.key, position)?;
         volume.close().map_err(|error| format!("closing after recovery: {error}"))?;
         drop(volume);
@@ -354,6 +355,26 @@ impl Judge<'_> {
             .and_then(|()| expect_file(&self.open(&again, true)?, name, &data))
             .map_err(|error| keep(self.keep_in, &original, error))
     }
+}
+
+/// What a crash left of the removal of a subvolume is removed while the volume is opened, or after
+/// a commit, if there was no space for that.
+///
+/// # Errors
+/// It is still there.
+pub fn expect_removals_to_end(volume: &Volume) -> Result<(), String> {
+    let are_left = || {
+        let subvolumes = volume.subvolumes().map_err(|error| format!("subvolumes: {error}"))?;
+        Ok::<bool, String>(subvolumes.iter().any(|subvolume| subvolume.is_dying))
+    };
+    if are_left()? {
+        volume.sync().map_err(|error| format!("sync: {error}"))?;
+        volume.sync().map_err(|error| format!("sync: {error}"))?;
+        if are_left()? {
+            return Err("the removal of a subvolume was interrupted, and does not go on".into());
+        }
+    }
+    Ok(())
 }
 
 fn expect_file(volume: &Volume, name: &[u8], data: &[u8]) -> Result<(), String> {

@@ -66,6 +66,14 @@ const NEW_INODE: InodeId = InodeId(u64::MAX);
 pub(crate) fn with_older(found: &Found, promise: &Promise<'_>) -> Option<(Found, String)> {
     let mut wrong = found.clone();
     let place = show(promise.path);
+    if let Older::Subvolume(older) = promise.older
+        && older.is_none_or(|older| !older.is_subvolume)
+    {
+        // Made by half: the name is there, and leads to a directory.
+        wrong.names.names.get_mut(promise.path)?.0.is_subvolume = false;
+        wrong.names = Snapshot::finish(wrong.names.names);
+        return Some((wrong, place));
+    }
     if let Older::Name(older) | Older::Subvolume(older) = promise.older {
         wrong.names.names.remove(promise.path);
         if let Some(facts) = older {

@@ -275,8 +275,7 @@ impl<'a> Ledger<'a> {
         }) {
             promise(Older::Name(older));
         }
-        let is_subvolume =
-            |facts: Option<&'a Facts>| facts.is_some_and(|facts| facts.is_subvolume);
+        let is_subvolume = |facts: Option<&'a Facts>| facts.is_some_and(|facts| facts.is_subvolume);
         if let Some(older) = self.older(versions, split, end, is_subvolume) {
             promise(Older::Subvolume(older));
         }

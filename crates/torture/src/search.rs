@@ -6,7 +6,7 @@
 //! is read. What was found is then judged for every failure that leaves this image, since what has
 //! been acknowledged differs. Some images are also recovered for good: opened for writing, judged,
 //! closed, checked again; and the power fails once more during that.
-use crate::crash::keep;
+use crate::crash::{expect_removals_to_end, keep};
 use crate::found::Found;
 use crate::oracle::{Checked, Oracle};
 use crate::sabotage::Sabotage;
@@ -239,6 +239,7 @@ impl<'a> Search<'a> {
         let state = Arc::new(image.snapshot());
         state.start_recording();
         let volume = open(&state, false)?;
+        expect_removals_to_end(&volume)?;
         self.oracle.judge(fingerprint, &Arc::new(Found::read(&volume)?), position)?;
         volume.close().map_err(|error| format!("closing: {error}"))?;
         self.oracle.expect_clean(&*state)?;
