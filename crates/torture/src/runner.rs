@@ -216,6 +216,18 @@ impl Runner {
 
     /// Performs `operation`, the client's number `index`.
     pub fn perform(&mut self, index: usize, operation: &Operation) -> Outcome {
+        let outcome = self.perform_on_handles(index, operation);
+        // An argument that is wrong anyway may be noticed before the inode is looked at.
+        if let (Err(Failure::InvalidArgument | Failure::XattrTooLarge), Some(target)) =
+            (&outcome, operation.changed_target())
+            && self.usable(target).is_err_and(|failure| failure == Failure::Stale)
+        {
+            return Err(Failure::Stale);
+        }
+        outcome
+    }
+
+    fn perform_on_handles(&mut self, index: usize, operation: &Operation) -> Outcome {
         match operation {
             Operation::Open { path, handle } => {
                 if path.names.is_empty() {

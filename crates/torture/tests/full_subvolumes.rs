@@ -3,8 +3,10 @@
 //! Afterwards the volume is as empty as it was, each time.
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{
-    Error, FileType, FsyncKind, InodeId, NewInode, Volume, VolumeOptions, XattrMode,
+    AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode, Volume,
+    VolumeOptions, XattrMode,
 };
+use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use cairn_torture::crash::{expect_clean, expect_removals_to_end};
@@ -228,4 +230,83 @@ fn a_removal_that_was_interrupted_gives_all_back() {
     }
     eprintln!("{interrupted} of 40 states have a removal that was interrupted");
     assert!(interrupted > 0, "no state has a removal that was interrupted");
+}
+
+/// Works in one subvolume until that is gone: every operation succeeds, lacks space, or says that
+/// the inode is stale.
+fn work_until_stale(
+    volume: &Volume,
+    directory: InodeId,
+    client: u64,
+    done: &AtomicU64,
+    random: &mut Seeded,
+) -> Result<(), Error> {
+    let (name, other) = (format!("{client}").into_bytes(), format!("{client} other").into_bytes());
+    loop {
+        let inode = match volume.create(directory, &name, &NEW_FILE) {
+            Err(Error::NoSpace) => continue,
+            made => made?.inode,
+        };
+        let mut work = || -> Result<(), Error> {
+            volume.write(inode, 0, &vec![3; 1 + random.below(70_000) as usize])?;
+            volume.set_xattr(
+                inode,
+                b"user.x",
+                &vec![4; random.below(9000) as usize],
+                XattrMode::Any,
+            )?;
+            if random.chance(1, 3) {
+                volume.fsync_blocking(inode, FsyncKind::Full)?;
+            }
+            volume.rename(directory, &name, directory, &other, RenameMode::Replace)?;
+            let change = AttributeChange { size: Some(100), ..AttributeChange::default() };
+            volume.set_attributes(inode, &change)?;
+            volume.read(inode, 0, 200, &mut Vec::new())?;
+            volume.read_directory(directory, 0, &mut |_| true)?;
+            volume.unlink(directory, &other)
+        };
+        let worked = work();
+        volume.forget(inode, 1);
+        done.fetch_add(1, Ordering::SeqCst);
+        match worked {
+            Err(Error::NoSpace) => {}
+            worked => worked?,
+        }
+    }
+}
+
+/// Several threads work in a subvolume while it is removed.
+#[test]
+fn users_of_a_removed_subvolume_are_told_and_leave_nothing() {
+    let mut random = Seeded::new(seed_from_environment());
+    let (device, before) = start(true);
+    let volume = open(&device, true);
+    for round in 0..25 {
+        let directory = volume
+            .create_subvolume(volume.root(), b"subvolume", &DIRECTORY)
+            .expect("it fits")
+            .inode;
+        let done = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = (0..3)
+            .map(|client| {
+                let (volume, done) = (volume.clone(), Arc::clone(&done));
+                let mut random = Seeded::new(random.next_u64());
+                let work = move || work_until_stale(&volume, directory, client, &done, &mut random);
+                thread::spawn("client", work)
+            })
+            .collect();
+        let enough = random.below(12);
+        while done.load(Ordering::SeqCst) < enough {
+            clock::sleep(Duration::from_micros(50));
+        }
+        volume.remove_subvolume(volume.root(), b"subvolume").expect("it exists");
+        for thread in threads {
+            let ended = thread.join().expect("no panic");
+            assert!(matches!(ended, Err(Error::Stale)), "round {round}: {ended:?}");
+        }
+        volume.forget(directory, 1);
+        assert_eq!(used(&volume), before, "round {round}");
+    }
+    volume.close().expect("it closes");
+    expect_clean(&*device).expect("nothing is wrong");
 }
