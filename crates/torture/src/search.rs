@@ -6,7 +6,7 @@
 //! is read. What was found is then judged for every failure that leaves this image, since what has
 //! been acknowledged differs. Some images are also recovered for good: opened for writing, judged,
 //! closed, checked again; and the power fails once more during that.
-use crate::crash::keep;
+use crate::crash::{expect_removals_to_end, finish_orphans, keep};
 use crate::found::Found;
 use crate::oracle::{Checked, Oracle};
 use crate::sabotage::Sabotage;
@@ -219,9 +219,9 @@ impl<'a> Search<'a> {
 
     /// Everything that an image holds, without changing it.
     fn read(&mut self, state: &Arc<SimulatedDevice>) -> Result<Found, String> {
-        let replayable = self.oracle.expect_clean(&**state)?;
+        let before = self.oracle.expect_clean(&**state)?;
         self.oracle.plant_damage(|| Ok(Arc::new(state.snapshot())))?;
-        self.report.replayed += u64::from(replayable > 0);
+        self.report.replayed += u64::from(before.checkpoints > 0);
         let volume = open(state, true)?;
         let found = Found::read(&volume)?;
         second_reader::compare(&**state, &volume, &found)?;
@@ -239,9 +239,13 @@ impl<'a> Search<'a> {
         let state = Arc::new(image.snapshot());
         state.start_recording();
         let volume = open(&state, false)?;
+        expect_removals_to_end(&volume)?;
         self.oracle.judge(fingerprint, &Arc::new(Found::read(&volume)?), position)?;
         volume.close().map_err(|error| format!("closing: {error}"))?;
-        self.oracle.expect_clean(&*state)?;
+        if self.oracle.expect_clean(&*state)?.orphans > 0 {
+            let copy = Arc::new(state.snapshot());
+            finish_orphans(&|| Ok(copy.clone() as Arc<dyn BlockDevice>))?;
+        }
         self.report.recovered += 1;
         if self.oracle.sabotage() == Sabotage::NoCrashInRecovery {
             return Ok(());

@@ -154,7 +154,7 @@ impl Performer {
         self.history.push(operation.clone(), span, &effects, &self.model);
         if !is_fault {
             touched.note(&mut self.history, &self.model, &self.runner)?;
-            if found.is_ok() && is_waited_for(operation) {
+            if found.is_ok() && operation.is_waited_for() {
                 self.history.acknowledge(Acknowledgement { at, operation: index });
             }
             return Ok(match self.settle_fsyncs() {
@@ -182,7 +182,7 @@ impl Performer {
             &self.model,
         );
         touched.note(&mut self.history, &self.model, &self.runner)?;
-        if found.is_ok() && is_waited_for(operation) {
+        if found.is_ok() && operation.is_waited_for() {
             // Only what promises anything counts.
             self.history.acknowledge(Acknowledgement { at, operation: index });
         }
@@ -202,11 +202,6 @@ impl Performer {
         }
         outcome
     }
-}
-
-/// Whether all that an operation promises holds when it returns.
-fn is_waited_for(operation: &Operation) -> bool {
-    !matches!(operation, Operation::Fsync { wait: false, .. })
 }
 
 impl Start {

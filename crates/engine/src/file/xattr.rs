@@ -97,7 +97,11 @@ impl Files {
         let inode = self.inodes.get(number);
         // The old value's parts are removed in the same operation; most values have none, so look
         // before reserving.
-        let old_parts = match self.find_xattr(number, name)?.0 {
+        let glance = {
+            let _state = self.read_inode_in_use(&inode)?;
+            self.find_xattr(number, name)?.0
+        };
+        let old_parts = match glance {
             Some((_, item)) if XattrItem::parts(item.value_bytes as usize) > 0 => parts_max,
             _ => 0,
         };
@@ -139,7 +143,7 @@ impl Files {
     pub(crate) fn remove_xattr(&self, number: InodeId, name: &[u8]) -> Result<()> {
         let inode = self.inodes.get(number);
         let parts_max = XattrItem::parts(XattrItem::VALUE_BYTES_MAX) as u64;
-        let mut operation = self.store.begin(inode.number, 2 + parts_max, 0, Effort::Removal)?;
+        let mut operation = self.begin(inode.number, 2 + parts_max, 0, Effort::Removal)?;
         let mut state = self.write_inode_in_use(&inode)?;
         let (slot, item) = self.find_xattr(number, name)?.0.ok_or(Error::NoAttribute)?;
         operation.delete(number.key(ItemKind::Xattr, slot))?;
