@@ -1,5 +1,5 @@
-//! Pass `Items`: each item of the trees of files after replay, and the items of each inode against each
-//! other.
+//! Pass `Items`: each item of the trees of files after replay, and the items of each inode against
+//! each other.
 use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;

@@ -5,8 +5,8 @@
 //! 2. Contents: extents (`extents`), extended attributes, targets of links.
 //! 3. Names: each leads to an inode, is in a slot of its hash, and occurs once; a directory has
 //!    one.
-//! 4. Inodes that are not reachable from the root and are no orphans move to `lost+found`, and so do
-//!    subvolumes without a name.
+//! 4. Inodes that are not reachable from the root and are no orphans move to `lost+found`, and so
+//!    do subvolumes without a name.
 //! 5. Counts: links, entries, sizes, blocks, parents.
 use super::gather::{Attribute, GatheredInode, GatheredItems, GatheredTrees, invented_item};
 use super::subvolumes::SubvolumeHomes;
