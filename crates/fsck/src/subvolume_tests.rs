@@ -498,3 +498,24 @@ fn an_entry_must_name_a_tree_of_files_and_its_own_blocks() {
     log.volume.assert_error("subvolume 257 has 0 names instead of 1");
     log.volume.assert_repairable();
 }
+
+#[test]
+fn data_is_given_up_in_one_subvolume_only() {
+    let volume = written();
+    let key = Key::new(InodeNumber(FILE), ItemKind::Extent, 0);
+    for items in [&volume.items, &volume.others[&DEEP]] {
+        let extent = Extent::decode(&items[&key]).unwrap();
+        volume.flip(extent.start, 5, 1);
+    }
+    let options = crate::CheckOptions { data: true, repair: true };
+    let paths = |report: &Report| -> Vec<String> {
+        let lost = report.findings.iter().filter(|finding| finding.is_lost_data());
+        lost.filter_map(|finding| finding.path.clone()).collect()
+    };
+    let [first, deep] = ["/other name", "/directory/home/directory/deep/other name"];
+    assert_eq!(paths(&volume.check()), [first, deep]);
+    let given_up = [deep.to_owned()];
+    let report = crate::check_accepting(&volume.device, &options, &given_up, &mut |_| {}).unwrap();
+    assert_eq!(report.losses.data_blocks, 1, "{report}");
+    assert_eq!(paths(&volume.check()), [first]);
+}

@@ -2,9 +2,8 @@
 //!
 //! - A subvolume is kept if anything of its tree is left. Without an item it gets one.
 //! - A dying one stays so. Its items were being removed, so the repair leaves them all out.
-//! - Its home is a directory with an entry that names it: that in its item, or else the first. A
-//!   subvolume without a home, or in a circle of subvolumes, moves to `lost+found` of the first
-//!   one.
+//! - Its home is a directory with an entry that names it: that in its item, or else the first. One
+//!   without a home, or in a circle of subvolumes, moves to `lost+found` of the first subvolume.
 //! - The items state the homes; that of the first subvolume is always the same.
 use super::gather::GatheredTrees;
 use crate::checker::Checker;
