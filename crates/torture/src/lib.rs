@@ -70,6 +70,7 @@ mod times;
 pub mod uneven;
 pub mod verdict;
 pub mod watchdog;
+mod ways_to_fsync;
 pub mod workload;
 
 pub use contents::Tag;
