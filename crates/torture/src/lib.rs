@@ -71,6 +71,7 @@ mod times;
 pub mod uneven;
 pub mod verdict;
 pub mod watchdog;
+mod ways_to_fsync;
 pub mod workload;
 
 pub use contents::Tag;

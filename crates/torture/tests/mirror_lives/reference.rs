@@ -1,8 +1,8 @@
 //! What a mirror must do, without labels and counters.
 //!
-//! For each disk it notes the *acts* that its content took part in: acknowledged flushes in one set,
-//! and what else makes a member go on (being opened, leaving another one behind, being filled) in
-//! another. From these sets follows what must come of an attempt to open the mirror:
+//! For each disk it notes the *acts* that its content took part in: acknowledged flushes in one
+//! set, and what else makes a member go on (being opened, leaving another one behind, being filled)
+//! in another. From these sets follows what must come of an attempt to open the mirror:
 //!
 //! - Two disks of which each holds an acknowledged flush that the other lacks are refused, until
 //!   the user gives one up by force.
