@@ -214,7 +214,7 @@ fn run(seed: u64) -> (u64, u64, u64) {
         match random.below(8) {
             0 | 1 => model.try_one(request, urgency, &what),
             // The numbers of those that wait differ.
-            2 | 3 | 4 => model.wait_for_one(step as usize, request, urgency, &what),
+            2..=4 => model.wait_for_one(step as usize, request, urgency, &what),
             5 | 6 => model.give_back(&mut random),
             _ => model.call_off(&mut random, &what),
         }

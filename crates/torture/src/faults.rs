@@ -73,7 +73,9 @@ impl Span {
                 Self::Once => false,
                 Self::Twice => later == 1,
                 Self::SamePlace => overlap(first, request),
-                Self::Scattered => later < SCATTERED_MAX && hash(request.offset_bytes) % 2 == 0,
+                Self::Scattered => {
+                    later < SCATTERED_MAX && hash(request.offset_bytes).is_multiple_of(2)
+                }
                 Self::FromThenOn => true,
             }
     }

@@ -45,6 +45,7 @@ pub mod oracle;
 pub mod plain;
 mod planted;
 pub mod promises;
+pub mod readable;
 #[cfg(not(feature = "shuttle"))]
 pub mod recorded;
 pub mod references;
