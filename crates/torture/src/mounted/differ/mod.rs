@@ -10,7 +10,7 @@
 //! - `call`: a call as data. `choose` and `arguments` make them from a seed.
 //! - `system`: the system calls; `side` makes a call in one of the two directories.
 //! - `client` makes each call on both sides; `judge` says whether they did the same.
-//! - `syncs` syncs both file systems beside the calls.
+//! - `syncs` syncs the mount beside the calls.
 //! - `tree` compares everything, `shrink` leaves out calls that a finding does not need,
 //!   `tally` counts.
 //! - `reference`: the other file system. `run` puts all together.

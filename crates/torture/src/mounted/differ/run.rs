@@ -296,9 +296,8 @@ impl Run {
 
     /// Runs scenes, each with a client of its own.
     fn run_scenes(&mut self, all: &mut All<'_>, numbers: &[u64]) -> Result<(), Halt> {
-        // Beside two at once both file systems are synced at random times.
-        let folders = [self.mounted(), self.reference.clone()];
-        let syncs = (numbers.len() > 1).then(|| Syncs::begin(folders, self.seed));
+        // Beside two at once the mount is synced at random times.
+        let syncs = (numbers.len() > 1).then(|| Syncs::begin(self.mounted(), self.seed));
         let mut clients = Vec::new();
         for number in numbers {
             let (scene, rules) = (self.scene(*number, all.privileged), self.rules);
