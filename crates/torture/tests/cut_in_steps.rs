@@ -8,7 +8,7 @@
 //! fsck finds nothing. `CAIRN_SEED` repeats the choices.
 use cairn_blockdev::{AlignedBuffer, BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FsyncKind, InodeNumber, ReadAtOnce, Volume, VolumeOptions,
+    AllocateMode, AttributeChange, Error, FsyncKind, InodeId, ReadAtOnce, Volume, VolumeOptions,
 };
 use cairn_environment::random::Seeded;
 use cairn_environment::thread;
@@ -46,7 +46,7 @@ struct Count {
 struct Run {
     volume: Volume,
     random: Seeded,
-    inodes: Vec<InodeNumber>,
+    inodes: Vec<InodeId>,
     models: Vec<Contents>,
     operation: u32,
     count: Count,
@@ -73,7 +73,7 @@ impl Run {
         &mut self,
         file: usize,
         model: impl FnOnce(&mut Contents),
-        operation: impl FnOnce(&Volume, InodeNumber) -> Result<(), Error>,
+        operation: impl FnOnce(&Volume, InodeId) -> Result<(), Error>,
     ) {
         model(&mut self.models[file]);
         self.count.operations += 1;
@@ -232,7 +232,7 @@ fn run(seed: u64) -> Count {
     let readable = ReadableDevice::new(Arc::clone(&device)).expect("a file");
     let volume = open(readable, &mut random);
     device.set_delay(Operation::Flush, Duration::from_millis(2));
-    let inodes: Vec<InodeNumber> =
+    let inodes: Vec<InodeId> =
         (0..FILES).map(|file| create(&volume, &name_of(file), b"").expect("a file")).collect();
     let mut run = Run {
         volume,
