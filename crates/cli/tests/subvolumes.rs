@@ -8,9 +8,12 @@ mod mounting;
 use mounted::Mounted;
 use rustix::io::Errno;
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 
 fn mounted() -> Option<Mounted> {
     let mounted = Mounted::new()?;
@@ -63,6 +66,31 @@ fn a_subvolume_is_a_directory_for_every_program() {
     assert_eq!(listed(&mounted).len(), 1);
     mounted.succeeds(&["umount", "dir"]);
     mounted.succeeds(&["fsck", "--data", "image"]);
+}
+
+/// Names can be any bytes, and paths as long as a tree is deep.
+#[test]
+fn every_name_is_listed() {
+    let Some(mounted) = mounted() else { return };
+    let at = |name: &[u8]| mounted.path("dir").join(OsStr::from_bytes(name));
+    let make = |path: &Path| {
+        let mut command = mounted.command(&["subvolume", "create"]);
+        assert!(command.arg(path).status().unwrap().success(), "{}", path.display());
+    };
+    make(&at(b"\xff\"\n\x1b"));
+    let mut deep = at(b"deep");
+    for _ in 0..12 {
+        fs::create_dir(&deep).unwrap();
+        deep.push("x".repeat(250));
+    }
+    make(&deep);
+    let list = mounted.succeeds(&["subvolume", "list", "dir"]);
+    assert_eq!(list.lines().count(), 3, "{list}");
+    assert!(list.chars().all(|letter| letter == '\n' || !letter.is_control()), "{list:?}");
+    assert!(list.contains(&format!("/{}", "x".repeat(250))), "{list}");
+    assert_eq!(listed(&mounted).len(), 3);
+    let told = mounted.exits_with(1, &["subvolume", "create", "dir/.."]);
+    assert!(told.contains("File exists"), "{told}");
 }
 
 #[test]

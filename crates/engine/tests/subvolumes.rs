@@ -213,6 +213,82 @@ fn the_number_of_a_removed_subvolume_is_used_again_after_the_next_mount() {
     assert_eq!([make(&volume, b"e"), make(&volume, b"f")], [2, 5]);
 }
 
+/// A number that is used again may be below those of the subvolumes above.
+#[test]
+fn a_subvolume_is_made_in_one_with_a_higher_number() {
+    let device = device();
+    let volume = open(&device, None);
+    for name in [b"a", b"b", b"c"] {
+        volume.create_subvolume(volume.root(), name, &DIRECTORY).unwrap();
+    }
+    volume.remove_subvolume(volume.root(), b"a").unwrap();
+    volume.close().unwrap();
+    let volume = open(&device, None);
+    let c = volume.lookup(volume.root(), b"c").unwrap().inode;
+    let x = volume.create_subvolume(c, b"x", &DIRECTORY).unwrap().inode;
+    assert!(x < c);
+    put(&volume, x, b"file", b"content");
+    volume.rename(c, b"x", volume.root(), b"y", RenameMode::Replace).unwrap();
+    volume.rename(volume.root(), b"y", c, b"x", RenameMode::NoReplace).unwrap();
+    assert_eq!(get(&volume, x, b"file").unwrap(), b"content");
+}
+
+/// Whatever clients do to one another's subvolumes, the volume goes on.
+#[test]
+fn moves_meet_removals() {
+    const ROUNDS: u64 = 800;
+    let device = device();
+    let options = VolumeOptions::default();
+    let volume = Volume::open(Arc::clone(&device) as Arc<dyn BlockDevice>, options).unwrap();
+    let root = volume.root();
+    volume.create_subvolume(root, b"wanderer", &DIRECTORY).unwrap();
+    let removed = |name: &'static [u8]| {
+        let volume = volume.clone();
+        move || {
+            for _ in 0..ROUNDS {
+                if let Ok(made) = volume.create_subvolume(root, name, &DIRECTORY) {
+                    let _ = volume.create(made.inode, b"file", &FILE);
+                }
+                match volume.remove_subvolume(root, name) {
+                    Ok(()) | Err(Error::NotEmpty | Error::NotFound) => {}
+                    Err(error) => panic!("removing: {error}"),
+                }
+            }
+        }
+    };
+    let moved = || {
+        let volume = volume.clone();
+        move || {
+            for round in 0..4 * ROUNDS {
+                let name: &[u8] = if round % 2 == 0 { b"one" } else { b"two" };
+                let Ok(there) = volume.lookup(root, name) else { continue };
+                let moves = [
+                    (root, &b"wanderer"[..], there.inode, &b"inside"[..]),
+                    (there.inode, b"inside", root, b"wanderer"),
+                ];
+                for (from, old, to, new) in moves {
+                    match volume.rename(from, old, to, new, RenameMode::NoReplace) {
+                        Ok(()) | Err(Error::NotFound | Error::Stale | Error::Exists) => {}
+                        Err(error) => panic!("moving: {error}"),
+                    }
+                }
+                volume.forget(there.inode, 1);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(removed(b"one"));
+        scope.spawn(removed(b"two"));
+        scope.spawn(moved());
+        scope.spawn(moved());
+    });
+    volume.sync().unwrap();
+    let known = volume.subvolumes().unwrap();
+    assert_eq!(known.iter().filter(|info| !info.is_dying && info.id == 257).count(), 1);
+    assert!(volume.paths_of_subvolumes().unwrap().contains_key(&257));
+    volume.close().unwrap();
+}
+
 #[test]
 fn the_default_subvolume_can_not_be_removed() {
     let device = device();

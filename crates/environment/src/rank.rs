@@ -35,7 +35,7 @@ impl Rank {
     pub const INODE: Rank = Rank::nested_rank(40, "inode state");
     /// The inodes in memory.
     pub const INODE_TABLE: Rank = Rank::single(50, "inode table");
-    /// Opening a subvolume, one at a time.
+    /// Which subvolumes are open, where their names stand, and which are being removed.
     pub const SUBVOLUMES: Rank = Rank::single(55, "subvolumes");
     /// Which node is the root of a tree.
     pub const TREE_ROOT: Rank = Rank::nested_rank(60, "tree root");

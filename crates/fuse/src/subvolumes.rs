@@ -3,7 +3,7 @@
 use crate::control::open_in_mount;
 use crate::error::MountError;
 use crate::kernel;
-use rustix::fs::Mode;
+use rustix::fs::{Mode, StatVfsMountFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -41,7 +41,9 @@ pub(crate) struct Answer {
 pub struct Subvolume {
     /// Its id.
     pub id: u64,
-    /// Where it is below the root of the mount, if it is; beginning with `/`.
+    /// Where it is below the root of the mount, if it is there and the path has up to 3,900 bytes;
+    /// beginning with `/`.
+    #[serde(with = "hexadecimal")]
     pub path: Option<PathBuf>,
     /// Id of the subvolume in which its name stands; its own for the first one.
     pub parent: u64,
@@ -55,6 +57,37 @@ pub struct Subvolume {
     pub is_default: bool,
     /// It was removed, and its space is not free yet.
     pub is_being_removed: bool,
+}
+
+/// Paths as digits: names can be any bytes.
+mod hexadecimal {
+    use super::path_of_bytes;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+    use std::fmt::Write;
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::PathBuf;
+
+    pub(super) fn serialize<S: Serializer>(
+        path: &Option<PathBuf>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let digits = path.as_ref().map(|path| {
+            path.as_os_str().as_bytes().iter().fold(String::new(), |mut digits, byte| {
+                let _ = write!(digits, "{byte:02x}");
+                digits
+            })
+        });
+        digits.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(
+        deserializer: D,
+    ) -> Result<Option<PathBuf>, D::Error> {
+        let Some(digits) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let bytes = digits.as_bytes().chunks(2).map(byte).collect::<Option<Vec<u8>>>();
+        bytes.map(|bytes| Some(path_of_bytes(bytes))).ok_or_else(|| D::Error::custom("digits"))
+    }
 }
 
 /// The request in the buffer of an ioctl.
@@ -72,12 +105,23 @@ pub(crate) fn encode(value: &impl Serialize) -> Option<Box<[u8; BUFFER_BYTES]>> 
 }
 
 fn ask(directory: &Path, request: &Request) -> Result<Answer, MountError> {
-    let open = open_in_mount(directory)?;
     let failed = |errno| match errno {
         Errno::NOTTY => MountError::NotInCairn(directory.to_owned()),
         Errno::NOTCONN => MountError::NoAnswer { path: directory.to_owned(), errno },
         errno => MountError::Refused { path: directory.to_owned(), errno },
     };
+    let open = open_in_mount(directory).map_err(|error| match error {
+        MountError::NoAnswer { errno, .. } | MountError::PathUnusable { errno, .. } => {
+            failed(errno)
+        }
+        error => error,
+    })?;
+    // The kernel does not know which ioctls change something.
+    let changes = !matches!(request, Request::List { .. } | Request::Show);
+    let flags = rustix::fs::fstatvfs(&open).map_err(failed)?.f_flag;
+    if changes && flags.contains(StatVfsMountFlags::RDONLY) {
+        return Err(failed(Errno::ROFS));
+    }
     let mut buffer = encode(request).ok_or(failed(Errno::NAMETOOLONG))?;
     kernel::request_of_subvolumes(&open, &mut buffer).map_err(failed)?;
     decode(&buffer[..]).ok_or(failed(Errno::PROTO))
@@ -105,6 +149,9 @@ fn about(path: &Path, failure: MountError) -> MountError {
 /// # Errors
 /// As of mkdir(2), or if it is in no mount of Cairn.
 pub fn create_subvolume(path: &Path) -> Result<(), MountError> {
+    if rustix::fs::lstat(path).is_ok() {
+        return Err(MountError::Refused { path: path.to_owned(), errno: Errno::EXIST });
+    }
     let (directory, name) = place(path)?;
     let umask = rustix::process::umask(Mode::empty());
     rustix::process::umask(umask);
@@ -125,7 +172,8 @@ pub fn remove_subvolume(path: &Path) -> Result<(), MountError> {
     removed.map(drop).map_err(|failure| about(path, failure))
 }
 
-/// All subvolumes of the volume that `directory` shows, by ascending id.
+/// All subvolumes of the volume that `directory` shows, by ascending id. For root and the server's
+/// user: it names directories that others may not read.
 ///
 /// # Errors
 /// If it is in no mount of Cairn, or one can't be read.
@@ -179,6 +227,19 @@ mod tests {
             let buffer = encode(&request).unwrap();
             assert_eq!(decode::<Request>(&buffer[..]), Some(request));
         }
+        let subvolume = Subvolume {
+            id: 300,
+            path: Some(path_of_bytes(b"/\xff\n\"".to_vec())),
+            parent: 256,
+            uuid: "00".into(),
+            created_ns: 1,
+            generation: 2,
+            is_default: false,
+            is_being_removed: true,
+        };
+        let nameless = Subvolume { path: None, ..subvolume.clone() };
+        let answer = Answer { subvolumes: vec![subvolume, nameless], more: true };
+        assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[..]), Some(answer));
         assert_eq!(decode::<Request>(&[0; BUFFER_BYTES]), None);
         assert_eq!(decode::<Request>(b"{\"Create\":{\"na"), None);
         assert!(encode(&vec![7_u8; BUFFER_BYTES]).is_none());

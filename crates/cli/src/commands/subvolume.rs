@@ -5,6 +5,7 @@ use cairn_fuse::MountError;
 use cairn_fuse::subvolumes::{self, Subvolume};
 use cairn_harness::console;
 use rustix::io::Errno;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Subvolumes of a mounted volume: directories with inodes of their own.
@@ -59,29 +60,35 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.action {
         Action::Create { paths } => {
             for path in paths {
-                subvolumes::create_subvolume(path).map_err(explain)?;
+                subvolumes::create_subvolume(path).map_err(|error| explain(error, created))?;
             }
             Ok(())
         }
         Action::Delete { paths } => {
             for path in paths {
-                subvolumes::remove_subvolume(path).map_err(explain)?;
+                subvolumes::remove_subvolume(path).map_err(|error| explain(error, deleted))?;
             }
             Ok(())
         }
         Action::List { dir, json } => {
-            let found = subvolumes::subvolumes(dir).map_err(explain)?;
+            let found = subvolumes::subvolumes(dir).map_err(|error| explain(error, shown))?;
             if *json {
-                return print_json(&found);
+                return print_json(&found.iter().map(Shown::new).collect::<Vec<_>>());
             }
             let lines: Vec<String> = found.iter().map(line).collect();
             console::print_text(&lines.join("\n"))
         }
         Action::Show { path, json } => {
-            let found = subvolumes::subvolume_at(path).map_err(explain)?;
-            if *json { print_json(&found) } else { console::print_text(&details(&found)) }
+            let found = subvolumes::subvolume_at(path).map_err(|error| explain(error, shown))?;
+            if *json {
+                print_json(&Shown::new(&found))
+            } else {
+                console::print_text(&details(&found))
+            }
         }
-        Action::SetDefault { path } => subvolumes::set_default_subvolume(path).map_err(explain),
+        Action::SetDefault { path } => {
+            subvolumes::set_default_subvolume(path).map_err(|error| explain(error, shown))
+        }
     }
 }
 
@@ -89,25 +96,86 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     console::print_text(&serde_json::to_string_pretty(value).context("JSON")?)
 }
 
-/// What an error means here, and what to do.
-fn explain(error: MountError) -> anyhow::Error {
-    let MountError::Refused { path, errno } = error else { return mount_error::explain(error) };
-    let reason = match errno {
-        Errno::INVAL => "is not the root directory of a subvolume",
-        Errno::NOTEMPTY => "holds other subvolumes; delete those first (`cairn subvolume list`)",
-        Errno::BUSY => {
-            "is shown at the root of this mount, or by default: make another one the default with \
-             `cairn subvolume set-default`, and delete it through a mount that shows that"
+/// A subvolume in JSON.
+#[derive(serde::Serialize)]
+struct Shown<'s> {
+    id: u64,
+    /// With a replacement character for what is not UTF-8.
+    path: Option<std::borrow::Cow<'s, str>>,
+    parent: u64,
+    uuid: &'s str,
+    created_ns: u64,
+    generation: u64,
+    is_default: bool,
+    is_being_removed: bool,
+}
+
+impl<'s> Shown<'s> {
+    fn new(subvolume: &'s Subvolume) -> Self {
+        Self {
+            id: subvolume.id,
+            path: subvolume.path.as_deref().map(Path::to_string_lossy),
+            parent: subvolume.parent,
+            uuid: &subvolume.uuid,
+            created_ns: subvolume.created_ns,
+            generation: subvolume.generation,
+            is_default: subvolume.is_default,
+            is_being_removed: subvolume.is_being_removed,
         }
-        Errno::PERM => "is not yours: only its owner and root may delete it",
-        errno => return anyhow::anyhow!("{}: {errno}", path.display()),
-    };
-    anyhow::anyhow!("{} {reason}", path.display())
+    }
+}
+
+/// What an error means here, and what to do: `reason` says it for one command.
+fn explain(error: MountError, reason: fn(Errno) -> Option<&'static str>) -> anyhow::Error {
+    let MountError::Refused { path, errno } = error else { return mount_error::explain(error) };
+    let path = path.display();
+    match reason(errno) {
+        Some(reason) => anyhow::anyhow!("{path} {reason}"),
+        None => anyhow::anyhow!("{path}: {errno}"),
+    }
+}
+
+/// Why one was not made.
+fn created(errno: Errno) -> Option<&'static str> {
+    match errno {
+        Errno::INVAL => Some("has no name for a subvolume"),
+        Errno::MLINK => Some(
+            "was not made: no number is left for a subvolume; delete some, then mount the volume \
+             again",
+        ),
+        _ => None,
+    }
+}
+
+/// Why one was not deleted.
+fn deleted(errno: Errno) -> Option<&'static str> {
+    match errno {
+        Errno::INVAL => Some("is not the root directory of a subvolume"),
+        Errno::NOTEMPTY => {
+            Some("holds other subvolumes; delete those first (`cairn subvolume list`)")
+        }
+        Errno::BUSY => Some(
+            "is shown at the root of this mount, or by default: make another one the default with \
+             `cairn subvolume set-default`, and delete it through a mount that shows that",
+        ),
+        Errno::PERM => Some("is not yours: only its owner and root may delete it"),
+        _ => None,
+    }
+}
+
+/// Why one was not shown, or not made the default.
+fn shown(errno: Errno) -> Option<&'static str> {
+    match errno {
+        Errno::INVAL => Some("is not the root directory of a subvolume"),
+        Errno::PERM => Some("answers this to root and the user of its server only"),
+        _ => None,
+    }
 }
 
 fn shown_path(subvolume: &Subvolume) -> String {
-    let path = subvolume.path.as_deref().map(Path::display);
-    path.map_or_else(|| "(not in this mount)".to_owned(), |path| path.to_string())
+    let path =
+        subvolume.path.as_ref().map(|path| cairn_fsck::shown_path(path.as_os_str().as_bytes()));
+    path.unwrap_or_else(|| "(not in this mount)".to_owned())
 }
 
 /// One subvolume of a list.

@@ -282,7 +282,7 @@ impl InodeTable {
     }
 
     /// Enters a newly made inode, with a name in `directory`. That may be locked: the new number is
-    /// above every other.
+    /// above every other of its subvolume.
     pub(crate) fn insert_new(&self, number: InodeId, directory: InodeId, state: InodeState) {
         let inode = self.get(number);
         inode.seen_in.store(directory.0, Ordering::Relaxed);

@@ -215,7 +215,10 @@ impl Names {
         loop {
             let glance = self.peek_entry(parent, name)?.ok_or(Error::NotFound)?;
             if directory_wanted && matches!(glance.target, EntryTarget::Subvolume(_)) {
-                if self.try_remove_subvolume(parent, name, glance, true)? {
+                let is_empty = |root: &Attributes| {
+                    if root.size_bytes > 0 { Err(Error::NotEmpty) } else { Ok(()) }
+                };
+                if self.try_remove_subvolume(parent, name, glance, &is_empty)? {
                     return Ok(());
                 }
                 continue;
@@ -310,13 +313,12 @@ impl Names {
     /// Target of a symbolic link.
     pub(crate) fn read_link(&self, number: InodeId) -> Result<Vec<u8>> {
         let inode = self.files.inodes.get(number);
-        let length = {
-            let state = self.files.read_inode_in_use(&inode)?;
-            if state.file_type() != FileType::Symlink {
-                return Err(Error::InvalidArgument("not a symbolic link"));
-            }
-            state.item.size
-        };
+        // Held, so that the items are not removed meanwhile.
+        let state = self.files.read_inode_in_use(&inode)?;
+        if state.file_type() != FileType::Symlink {
+            return Err(Error::InvalidArgument("not a symbolic link"));
+        }
+        let length = state.item.size;
         let (mut target, mut in_order) = (Vec::new(), true);
         for (part, item) in
             (0..).zip(self.store.trees.of(number).range(number.keys(ItemKind::Symlink)))

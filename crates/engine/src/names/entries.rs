@@ -232,8 +232,19 @@ impl Names {
                 }
                 damage.is_none() && part.entries.len() < LISTED_ENTRIES
             });
-        for entry in &mut part.entries {
-            entry.inode = self.named_by(directory, entry.target)?;
+        for at in 0..part.entries.len() {
+            match self.named_by(directory, part.entries[at].target) {
+                Ok(inode) => part.entries[at].inode = inode,
+                Err(error) if at == 0 => {
+                    part.entries.clear();
+                    return Err(error);
+                }
+                // What comes before it is a listing; the next one begins here.
+                Err(_) => {
+                    part.entries.truncate(at);
+                    break;
+                }
+            }
         }
         // The directory's lock is held, so all of them still exist.
         part.entries.iter().for_each(|entry| self.files.inodes.retain(entry.inode));

@@ -105,9 +105,8 @@ impl Names {
             match (mode, target) {
                 (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
                 // An inode belongs to one subvolume; only the name of a subvolume can leave it.
-                _ if crosses && (target.is_some() || !source.is_subvolume()) => {
-                    return Err(Error::CrossDevice);
-                }
+                _ if crosses && !source.is_subvolume() => return Err(Error::CrossDevice),
+                _ if crosses && target.is_some() => return Err(Error::NotEmpty),
                 (RenameMode::Exchange, None) => return Err(Error::NotFound),
                 (RenameMode::Exchange, Some(target))
                     if source.is_subvolume() || target.is_subvolume() =>
@@ -291,6 +290,10 @@ impl Names {
                 Ok::<_, Error>((left, old.directory.sibling(self.store.take_inode_number()?)))
             })
             .transpose()?;
+        // The new parent's subvolume may be on its way out: before anything is changed, too.
+        if source.is_subvolume() {
+            operation.place_subvolume(source.inode, new.directory)?;
+        }
         operation.delete(old.directory.key(ItemKind::DirectoryEntry, source.slot))?;
         self.account_removed_entry(locked.get(old.directory), old.name, source.file_type);
         let mut orphan = None;
@@ -309,7 +312,6 @@ impl Names {
         operation.put_entry(new.directory, slot, source.target, new.name)?;
         self.account_new_entry(locked.get(new.directory), new.name, source.file_type);
         if source.is_subvolume() {
-            operation.place_subvolume(source.inode, new.directory)?;
             self.put_inodes(operation, locked, [old.directory, new.directory])?;
             return Ok(Replaced { orphan, left });
         }

@@ -2,14 +2,15 @@
 //!
 //! The entry that names a subvolume stands in a directory like any other, and counts there as a
 //! subdirectory. What makes or removes one is durable when it returns.
-use crate::file::inode::InodeState;
 use crate::names::Names;
 use crate::names::directory::LINKS_MAX;
 use crate::names::entries::{FoundEntry, check_name};
 use crate::store::operation::Effort;
 use crate::types::{Attributes, NewInode};
 use crate::{Error, InodeId, Result};
-use cairn_format::{EntryTarget, FileType, INODE_ROOT, InodeItem, ItemKind, TreeId};
+use cairn_environment::atomic::Ordering;
+use cairn_format::{EntryTarget, FileType, INODE_ROOT, InodeItem, ItemKind};
+use std::collections::{HashMap, HashSet};
 
 /// Items of its parent's tree that a subvolume's creation or removal changes: entry and directory.
 const NAME_ITEMS: u64 = 2;
@@ -46,7 +47,9 @@ impl Names {
             operation.put_inode(parent, &state.loggable())?;
             let sequence = operation.log();
             state.logged(sequence);
-            self.files.inodes.insert_new(inode, parent, InodeState::new(root, sequence));
+            // Its state is loaded later: its place may be before that of the directory, which is
+            // locked.
+            self.files.inodes.get(inode).seen_in.store(parent.0, Ordering::Relaxed);
             self.files.inodes.retain(inode);
             Attributes::new(inode, &root, 0)
         };
@@ -54,19 +57,54 @@ impl Names {
         Ok(attributes)
     }
 
-    /// Removes a subvolume with all that is in it.
-    pub(crate) fn remove_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+    /// Removes a subvolume with all that is in it, if `permits` its root directory.
+    pub(crate) fn remove_subvolume(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        permits: &dyn Fn(&Attributes) -> Result<()>,
+    ) -> Result<()> {
         loop {
             let glance = self.peek_entry(parent, name)?.ok_or(Error::NotFound)?;
-            if self.try_remove_subvolume(parent, name, glance, false)? {
+            if self.try_remove_subvolume(parent, name, glance, permits)? {
                 return Ok(());
             }
         }
     }
 
-    /// The path of a subvolume from the root, if it has one that can be found.
-    pub(crate) fn path_of_subvolume(&self, id: u64) -> Result<Option<Vec<u8>>> {
-        self.path_of(InodeId::root_of(self.store.trees.slot_of(TreeId(id))?))
+    /// The paths of subvolumes from the root, of those that can be found. Each directory in which
+    /// some are named is listed once.
+    pub(crate) fn paths_of_subvolumes(&self) -> Result<HashMap<u64, Vec<u8>>> {
+        let mut names: HashMap<InodeId, Vec<(u64, Vec<u8>)>> = HashMap::new();
+        let (mut listed, mut paths) = (HashSet::new(), HashMap::new());
+        for place in self.store.trees.places()? {
+            let Ok(slot) = self.store.trees.slot_of(place.subvolume) else { continue };
+            let directory = InodeId::new(slot, place.directory);
+            if !listed.insert(directory) {
+                continue;
+            }
+            let found = names.entry(directory).or_default();
+            // What can't be read has no names.
+            let _ = self.read_directory(directory, 0, &mut |item| {
+                if item.inode.is_subvolume_root()
+                    && let Ok(subvolume) = self.store.trees.subvolume(item.inode)
+                {
+                    found.push((subvolume.id.0, item.name.to_vec()));
+                }
+                true
+            });
+        }
+        if let Ok(shown) = self.store.trees.subvolume(InodeId::ROOT) {
+            paths.insert(shown.id.0, b"/".to_vec());
+        }
+        for (directory, names) in names.into_iter().filter(|(_, names)| !names.is_empty()) {
+            let Ok(Some(above)) = self.path_of(directory) else { continue };
+            for (id, name) in names {
+                let above = if above == b"/" { &[][..] } else { &above[..] };
+                paths.insert(id, [above, b"/", &name].concat());
+            }
+        }
+        Ok(paths)
     }
 
     /// Removes the subvolume if the entry is still the one that was seen.
@@ -75,7 +113,7 @@ impl Names {
         parent: InodeId,
         name: &[u8],
         seen: FoundEntry,
-        must_be_empty: bool,
+        permits: &dyn Fn(&Attributes) -> Result<()>,
     ) -> Result<bool> {
         if !matches!(seen.target, EntryTarget::Subvolume(_)) {
             return Err(Error::InvalidArgument("not a subvolume"));
@@ -96,9 +134,7 @@ impl Names {
             if found.target != seen.target {
                 return Ok(false);
             }
-            if must_be_empty && locked.get(found.inode).item.entries > 0 {
-                return Err(Error::NotEmpty);
-            }
+            permits(&Attributes::new(found.inode, &locked.get(found.inode).item, 0))?;
             operation.begin_removal(found.inode)?;
             operation.delete(parent.key(ItemKind::DirectoryEntry, found.slot))?;
             self.account_removed_entry(locked.get(parent), name, FileType::Directory);

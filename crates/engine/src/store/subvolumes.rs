@@ -20,7 +20,9 @@ use crate::{Error, InodeId, Result};
 use cairn_btree::Tree;
 use cairn_environment::clock;
 use cairn_environment::random;
-use cairn_format::{Extent, InodeItem, ItemKind, Key, SubvolumeItem, TreeId};
+use cairn_format::{
+    Extent, FormatError, InodeItem, ItemKind, Key, Structure, SubvolumeItem, TreeId,
+};
 
 /// What the tree of subvolumes says of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +60,8 @@ impl Store {
     pub(crate) fn set_default_subvolume(&self, id: u64) -> Result<()> {
         self.check_writable()?;
         {
+            // Joined, so that the cut comes before it or after it.
+            let _operation = self.begin_for_subvolume(InodeId::ROOT, 0, Effort::Name)?;
             let records = self.trees.lock_records();
             let item = records.find(TreeId(id))?.ok_or(Error::NotFound)?;
             if item.is_dying {
@@ -239,12 +243,26 @@ impl Operation<'_> {
             .take(batch)
             .collect::<std::result::Result<_, _>>()?;
         let finished = items.len() < batch;
+        // Damage is found before anything is changed.
+        let mut gone = Vec::with_capacity(items.len());
         for (key, value) in items {
-            let extent =
-                (key.kind == ItemKind::Extent as u8).then(|| Extent::decode(&value)).transpose()?;
+            let blocks = if key.kind == ItemKind::Extent as u8 {
+                let range = Extent::decode(&value)?.range();
+                if !self.store().space.is_referenced(range) {
+                    let problem = format!("an extent at {} that is not in use", range.start);
+                    let error = FormatError::new(Structure::Item, range.start, problem);
+                    return Err(error.of_item(&key, range.start).into());
+                }
+                Some(range)
+            } else {
+                None
+            };
+            gone.push((key, blocks));
+        }
+        for (key, blocks) in gone {
             self.delete(key)?;
-            if let Some(extent) = extent {
-                self.free(extent.range())?;
+            if let Some(blocks) = blocks {
+                self.free(blocks)?;
             }
         }
         self.leave_unlogged();

@@ -12,8 +12,8 @@
 //!   A tree has changed if its root *pointer* is another one: its root's generation says nothing,
 //!   since a removal can make an older leaf the root.
 //!
-//! Lock discipline: `opening` (rank SUBVOLUMES) is held while the root tree and the tree of
-//! subvolumes are read; the others are leaves.
+//! Lock discipline: `opening` (rank SUBVOLUMES) is held while a subvolume is opened, and around each
+//! change of the tree of subvolumes, of marks of removal and of places; the others are leaves.
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::Rank;
@@ -58,8 +58,6 @@ pub(crate) struct Subvolume {
     files: OnceLock<Opened>,
     /// It has lost its name: no operation may join for it.
     has_ended: AtomicBool,
-    /// Its tree is gone.
-    is_gone: AtomicBool,
 }
 
 struct Opened {
@@ -77,8 +75,7 @@ pub(crate) struct Place {
 
 impl Subvolume {
     fn new(id: TreeId, slot: u32) -> Self {
-        let (has_ended, is_gone) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { id, slot, files: OnceLock::new(), has_ended, is_gone }
+        Self { id, slot, files: OnceLock::new(), has_ended: AtomicBool::new(false) }
     }
 
     /// Fails once the subvolume has lost its name.
@@ -120,7 +117,7 @@ pub(crate) struct Trees {
     chunks: Box<[OnceLock<Chunk>]>,
     /// Of the known ones.
     slots: Mutex<FxHashMap<u64, u32>>,
-    /// Slots of the open ones.
+    /// Slots of the open ones whose trees have not ended.
     opened: Mutex<Vec<u32>>,
     /// Numbers of subvolumes that were in use since the volume was opened; read when the first one
     /// is made.
@@ -323,10 +320,8 @@ impl Trees {
 
     /// The subvolumes that are open.
     pub(crate) fn open_subvolumes(&self) -> impl Iterator<Item = &Subvolume> {
-        (0..)
-            .map_while(|at| self.opened.lock().get(at).copied())
-            .filter_map(|slot| self.in_slot(slot))
-            .filter(|one| !one.is_gone.load(Ordering::Acquire))
+        let opened = self.opened.lock().clone();
+        opened.into_iter().filter_map(|slot| self.in_slot(slot))
     }
 
     /// All trees that are open.
@@ -370,6 +365,20 @@ impl Trees {
     /// Level of the root of the tree of subvolumes.
     pub(super) fn records_height(&self) -> u8 {
         self.records.get().map_or(0, |records| records.tree.root().level)
+    }
+
+    /// Where the names of subvolumes stand.
+    pub(crate) fn places(&self) -> Result<Vec<Place>> {
+        let Some(records) = self.records.get() else { return Ok(Vec::new()) };
+        let mut places = Vec::new();
+        for item in records.tree.range(Key::MIN..=Key::MAX) {
+            let (key, value) = item?;
+            let item = SubvolumeItem::decode(&value)?;
+            if !item.is_dying && key != Key::subvolume(TREE_FILES) {
+                places.push(Place { subvolume: item.parent, directory: item.directory });
+            }
+        }
+        Ok(places)
     }
 
     /// The items of all subvolumes, by ascending id.
@@ -567,7 +576,7 @@ impl<'a> Records<'a> {
 
     /// The tree of a subvolume is gone.
     pub(super) fn note_ended(&self, subvolume: &Subvolume) {
-        subvolume.is_gone.store(true, Ordering::Release);
+        self.trees.opened.lock().retain(|slot| *slot != subvolume.slot);
         self.trees.ended.lock().push(subvolume.id);
     }
 

@@ -4,6 +4,7 @@ use super::Volume;
 use crate::Error;
 use crate::types::{Attributes, NewInode};
 use crate::{InodeId, Result, SubvolumeInfo};
+use std::collections::HashMap;
 
 /// Subvolumes: directories with inodes of their own.
 ///
@@ -59,7 +60,21 @@ impl Volume {
     /// [`Error::NotEmpty`] if it holds other subvolumes, [`Error::Busy`] for the one that is shown
     /// by default or now.
     pub fn remove_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
-        self.names().remove_subvolume(parent, name)
+        self.remove_subvolume_if(parent, name, &|_| Ok(()))
+    }
+
+    /// As [`Volume::remove_subvolume`], if `permits` its root directory; nobody changes that or its
+    /// name meanwhile.
+    ///
+    /// # Errors
+    /// That of `permits`, too.
+    pub fn remove_subvolume_if(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        permits: &dyn Fn(&Attributes) -> Result<()>,
+    ) -> Result<()> {
+        self.names().remove_subvolume(parent, name, permits)
     }
 
     /// All subvolumes, by ascending id. A volume that never had a second one has one.
@@ -74,15 +89,20 @@ impl Volume {
     /// directory.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for an id that no inode has had.
+    /// [`Error::NotFound`] for an id that no inode has had, [`Error::Stale`] in one that was
+    /// removed.
     pub fn subvolume_of(&self, inode: InodeId) -> Result<(u64, bool)> {
+        self.files().enter(inode)?;
         let subvolume = self.store().trees.subvolume(inode)?;
         Ok((subvolume.id.0, inode.is_subvolume_root()))
     }
 
-    /// The path of a subvolume below the root, if it has one that can be found.
-    pub fn path_of_subvolume(&self, id: u64) -> Option<Vec<u8>> {
-        self.names().path_of_subvolume(id).ok().flatten()
+    /// Paths of subvolumes from the root, by id, as far as they can be found.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Device`].
+    pub fn paths_of_subvolumes(&self) -> Result<HashMap<u64, Vec<u8>>> {
+        self.names().paths_of_subvolumes()
     }
 
     /// Shows the subvolume `id` at the root of later mounts. Durable when this returns.

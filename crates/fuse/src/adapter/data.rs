@@ -252,6 +252,8 @@ impl VolumeHandler {
                 times,
             ) {
                 Ok(()) => written_bytes += here_bytes,
+                // What the kernel cached of a file that went with its subvolume goes with it.
+                Err(Error::Stale) if flags & WRITE_CACHE != 0 => return Ok(length_bytes),
                 // The kernel drops those of its own pages that were not accepted.
                 Err(error) if written_bytes == 0 || flags & WRITE_CACHE != 0 => {
                     return Err(error.into());

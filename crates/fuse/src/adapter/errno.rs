@@ -17,7 +17,7 @@ pub fn errno_of(error: &Error) -> Errno {
         Error::Stale => Errno::STALE,
         Error::Busy => Errno::BUSY,
         Error::NoSubvolume(_) => Errno::NOENT,
-        Error::TooManySubvolumes => Errno::NFILE,
+        Error::TooManySubvolumes => Errno::MLINK,
         Error::Interrupted => Errno::INTR,
         Error::ReadOnly => Errno::ROFS,
         Error::NoAttribute => Errno::NODATA,

@@ -9,7 +9,7 @@ use crate::protocol::RequestHeader;
 use crate::protocol::wire::IoctlOut;
 use crate::subvolumes::{self, BUFFER_BYTES, Request, Subvolume, path_of_bytes};
 use crate::transport::Reply;
-use cairn_engine::{Attributes, FileType, InodeId, NewInode, SubvolumeInfo, Volume};
+use cairn_engine::{Attributes, Error, FileType, InodeId, NewInode, SubvolumeInfo, Volume};
 use cairn_environment::thread;
 use rustix::io::Errno;
 use std::fmt::Write;
@@ -98,19 +98,27 @@ fn serve(
             if !asker.may_change(&parent) {
                 return Err(Errno::ACCESS.into());
             }
-            let root = volume.lookup(directory, name)?;
-            volume.forget(root.inode, 1);
-            if !asker.is_privileged && asker.uid != root.uid {
-                return Err(Errno::PERM.into());
-            }
-            volume.remove_subvolume(directory, name)?;
+            volume.remove_subvolume_if(directory, name, &|root| {
+                if asker.is_privileged || asker.uid == root.uid {
+                    Ok(())
+                } else {
+                    Err(Error::NotPermitted("only its owner removes a subvolume"))
+                }
+            })?;
             tell_kernel(reply, directory, name);
         }
-        Request::List { after } => return list(volume, *after),
+        Request::List { after } => {
+            // It shows names in directories that others may not read.
+            if !asker.is_privileged {
+                return Err(Errno::PERM.into());
+            }
+            return list(volume, *after);
+        }
         Request::Show => {
             let id = root_of(volume, directory)?;
             let info = volume.subvolumes()?.into_iter().find(|info| info.id == id);
-            let subvolumes = vec![shown(volume, &info.ok_or(Errno::NOENT)?)];
+            let path = volume.paths_of_subvolumes()?.remove(&id);
+            let subvolumes = vec![shown(&info.ok_or(Errno::NOENT)?, path)];
             return Ok(subvolumes::Answer { subvolumes, more: false });
         }
         Request::SetDefault => {
@@ -140,8 +148,9 @@ fn tell_kernel(reply: &Reply, directory: InodeId, name: &[u8]) {
 /// As many as fit into an answer.
 fn list(volume: &Volume, after: u64) -> Answer<subvolumes::Answer> {
     let (mut page, mut bytes) = (subvolumes::Answer::default(), 0);
+    let mut paths = volume.paths_of_subvolumes()?;
     for info in volume.subvolumes()?.iter().filter(|info| info.id > after) {
-        let subvolume = shown(volume, info);
+        let subvolume = shown(info, paths.remove(&info.id));
         bytes += serde_json::to_string(&subvolume).map_err(|_| Errno::IO)?.len() + 1;
         if bytes > PAGE_BYTES && !page.subvolumes.is_empty() {
             page.more = true;
@@ -152,14 +161,15 @@ fn list(volume: &Volume, after: u64) -> Answer<subvolumes::Answer> {
     Ok(page)
 }
 
-fn shown(volume: &Volume, info: &SubvolumeInfo) -> Subvolume {
+fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>) -> Subvolume {
     let uuid = info.uuid.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
     });
     Subvolume {
         id: info.id,
-        path: volume.path_of_subvolume(info.id).map(path_of_bytes),
+        // Two digits for each byte; one that fills more than half of a page is left out.
+        path: path.filter(|path| path.len() <= PAGE_BYTES / 4).map(path_of_bytes),
         parent: info.parent,
         uuid,
         created_ns: info.created_ns,
