@@ -390,7 +390,7 @@ pub fn expect_removals_to_end(volume: &Volume) -> Result<(), String> {
 ///
 /// # Errors
 /// Something is left.
-pub(crate) fn finish_orphans(
+pub fn finish_orphans(
     open: &dyn Fn() -> Result<Arc<dyn BlockDevice>, String>,
 ) -> Result<(), String> {
     let options = VolumeOptions { background: true, ..recovery_options() };

@@ -56,7 +56,7 @@ impl Floors {
             sizes: 10_000,
             times: 60_000,
             allocation: 9000,
-            subvolumes: 0,
+            subvolumes: 1500,
         },
         planted: 850,
     };
@@ -79,7 +79,7 @@ impl Floors {
             sizes: 15,
             times: 480,
             allocation: 50,
-            subvolumes: 0,
+            subvolumes: 9,
         },
         planted: 40,
     };
@@ -117,7 +117,7 @@ impl Floors {
             sizes: 370,
             times: 2000,
             allocation: 300,
-            subvolumes: 0,
+            subvolumes: 100,
         },
         planted: 760,
     };

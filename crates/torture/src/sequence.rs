@@ -163,6 +163,10 @@ impl Performer {
             });
         }
         let changes_nothing = operation.changes_no_file() || expected.is_err();
+        if !changes_nothing {
+            // If it was done, its times are those in memory; if not, they are as before.
+            let _not_done = touched.note(&mut self.history, &self.model, &self.runner);
+        }
         Ok(if changes_nothing { Attempt::Reported } else { Attempt::Unknown })
     }
 

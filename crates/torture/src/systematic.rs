@@ -254,10 +254,6 @@ pub const STEPS: &[Step] = &[
         },
     },
     Step {
-        name: "make the subvolume s",
-        make: |_, _| vec![Operation::MakeSubvolume { path: path(&[S]), mode: 0o755 }],
-    },
-    Step {
         name: "make the subvolume s with a file",
         make: |_, tag| {
             vec![
@@ -285,7 +281,15 @@ pub const STEPS: &[Step] = &[
         name: "rename the subvolume s to d/s",
         make: |_, _| vec![rename(&[S], &[D, S], Rename::Replace)],
     },
-    Step { name: "rmdir s", make: |_, _| vec![Operation::RemoveDirectory { path: path(&[S]) }] },
+    Step {
+        name: "unlink s/b and rmdir s",
+        make: |_, _| {
+            vec![
+                Operation::Unlink { path: path(&[S, B]) },
+                Operation::RemoveDirectory { path: path(&[S]) },
+            ]
+        },
+    },
     Step { name: "fsync a", make: |_, _| vec![fsync(&[A], false)] },
     Step { name: "fsync d/l", make: |_, _| vec![fsync(&[D, Name(11)], false)] },
     Step { name: "fsync the root", make: |_, _| vec![fsync(&[], false)] },

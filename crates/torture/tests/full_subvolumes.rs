@@ -1,6 +1,7 @@
-//! Space with subvolumes: volumes are filled in subvolumes, in nested ones too, and these are
+//! Space and removal with subvolumes: volumes are filled in subvolumes, in nested ones too, and these are
 //! removed with what is in them, also by power failures and mounts that end in the middle of that.
 //! Afterwards the volume is as empty as it was, each time.
+use cairn_blockdev::simulated::EventInfo;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{
     AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode, Volume,
@@ -9,7 +10,8 @@ use cairn_engine::{
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
-use cairn_torture::crash::{expect_clean, expect_removals_to_end};
+use cairn_fsck::{CheckOptions, check};
+use cairn_torture::crash::{expect_clean, expect_removals_to_end, finish_orphans};
 use cairn_torture::files::{NEW_FILE, format};
 use cairn_torture::seed_from_environment;
 use std::sync::Arc;
@@ -17,6 +19,10 @@ use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 24 << 20;
 const ROUNDS: u32 = 6;
+/// Extents of a file that is truncated.
+const EXTENTS: u64 = 1500;
+/// Files of a subvolume in which several threads work.
+const FILES: u32 = 400;
 /// Looks at what is done in the background, with a pause before each; only a volume that never
 /// gets there needs all.
 const LOOKS_MAX: u32 = 20_000;
@@ -236,13 +242,14 @@ fn a_removal_that_was_interrupted_gives_all_back() {
 /// the inode is stale.
 fn work_until_stale(
     volume: &Volume,
-    directory: InodeId,
+    directories: &[InodeId],
     client: u64,
     done: &AtomicU64,
     random: &mut Seeded,
 ) -> Result<(), Error> {
     let (name, other) = (format!("{client}").into_bytes(), format!("{client} other").into_bytes());
     loop {
+        let directory = directories[random.below(directories.len() as u64) as usize];
         let inode = match volume.create(directory, &name, &NEW_FILE) {
             Err(Error::NoSpace) => continue,
             made => made?.inode,
@@ -286,12 +293,25 @@ fn users_of_a_removed_subvolume_are_told_and_leave_nothing() {
             .create_subvolume(volume.root(), b"subvolume", &DIRECTORY)
             .expect("it fits")
             .inode;
+        // The removal takes a while to take all of them out of memory.
+        let mut directories = vec![directory];
+        for number in 0..FILES {
+            let (name, new) = (format!("file {number}").into_bytes(), number % 8 > 0);
+            let new = if new { NEW_FILE } else { DIRECTORY };
+            let made = volume.create(directory, &name, &new).expect("it fits").inode;
+            if new.file_type == FileType::Directory {
+                directories.push(made);
+            }
+            volume.forget(made, 1);
+        }
         let done = Arc::new(AtomicU64::new(0));
         let threads: Vec<_> = (0..3)
             .map(|client| {
                 let (volume, done) = (volume.clone(), Arc::clone(&done));
+                let directories = directories.clone();
                 let mut random = Seeded::new(random.next_u64());
-                let work = move || work_until_stale(&volume, directory, client, &done, &mut random);
+                let work =
+                    move || work_until_stale(&volume, &directories, client, &done, &mut random);
                 thread::spawn("client", work)
             })
             .collect();
@@ -309,4 +329,48 @@ fn users_of_a_removed_subvolume_are_told_and_leave_nothing() {
     }
     volume.close().expect("it closes");
     expect_clean(&*device).expect("nothing is wrong");
+}
+
+/// A truncation of many extents in a subvolume takes several transactions. After a power failure
+/// between them it goes on once the subvolume is used.
+#[test]
+fn a_truncation_that_was_interrupted_in_a_subvolume_goes_on() {
+    let mut random = Seeded::new(seed_from_environment());
+    let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
+    format(&*device, 1 << 20).expect("a new volume");
+    // Dirty nodes have hardly any room, so there are commits all the time.
+    let options =
+        VolumeOptions { background: false, node_cache_bytes: 16 << 10, ..VolumeOptions::default() };
+    let volume =
+        Volume::open(Arc::clone(&device) as Arc<dyn BlockDevice>, options).expect("it opens");
+    let outer =
+        volume.create_subvolume(volume.root(), b"outer", &DIRECTORY).expect("it fits").inode;
+    let inner = volume.create_subvolume(outer, b"inner", &DIRECTORY).expect("it fits").inode;
+    let file = volume.create(inner, b"file", &NEW_FILE).expect("it fits").inode;
+    for extent in 0..EXTENTS {
+        volume.write(file, 2 * 4096 * extent, &[5; 4096]).expect("it fits");
+    }
+    volume.sync().expect("it works");
+    volume.commit().expect("it works");
+    device.start_recording();
+    let change = AttributeChange { size: Some(100), ..AttributeChange::default() };
+    volume.set_attributes(file, &change).expect("it is a file");
+    volume.close().expect("it closes");
+    let mut explorer = device.explorer();
+    let mut interrupted = 0;
+    loop {
+        let before_flush = matches!(explorer.event(explorer.position()), Some(EventInfo::Flush));
+        if before_flush || explorer.position() == explorer.history_len() {
+            let state = Arc::new(explorer.state(&mut random));
+            let report = check(&*state, &CheckOptions::default(), &mut |_| {}).expect("a volume");
+            assert_eq!(report.errors, 0, "{:?}", report.findings);
+            interrupted += u32::from(report.statistics.orphans > 0);
+            finish_orphans(&|| Ok(Arc::clone(&state) as Arc<dyn BlockDevice>))
+                .unwrap_or_else(|error| panic!("after {} events: {error}", explorer.position()));
+        }
+        if !explorer.advance() {
+            break;
+        }
+    }
+    assert!(interrupted > 0, "no state has a truncation that was interrupted");
 }
