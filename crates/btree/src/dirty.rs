@@ -45,7 +45,8 @@ impl DirtyLists {
 
     /// A taken node is on the device.
     pub(crate) fn note_written(&self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        let before = self.count.fetch_sub(1, Ordering::Relaxed);
+        debug_assert!(before > 0, "a node was counted as written twice");
     }
 
     /// Adds a node to its generation's list.

@@ -50,9 +50,9 @@ pub enum Fate {
     Torn(SectorSet),
 }
 
-/// Fates like those of real crashes: nothing, everything, everything up to a point, everything but
-/// one write, or each write on its own, some of them torn at the front, at the back, in one sector
-/// or anywhere.
+/// Fates like those of real crashes: nothing, everything, everything up to a point in time or on
+/// one side of an address, everything but one write, or each write on its own, some of them torn at
+/// the front, at the back, in one sector or anywhere.
 pub fn random_fates(unflushed: &[WriteInfo], random: &mut Seeded) -> Vec<Fate> {
     if unflushed.is_empty() {
         return Vec::new();
@@ -60,6 +60,8 @@ pub fn random_fates(unflushed: &[WriteInfo], random: &mut Seeded) -> Vec<Fate> {
     let count = unflushed.len() as u64;
     let scenario = random.below(8);
     let chosen = random.below(count);
+    let pivot_bytes = unflushed[chosen as usize].offset_bytes;
+    let below_survives = random.chance(1, 2);
     let fate = |(index, write): (u64, &WriteInfo)| match scenario {
         0 => Fate::Lost,
         1 => Fate::Written,
@@ -69,6 +71,8 @@ pub fn random_fates(unflushed: &[WriteInfo], random: &mut Seeded) -> Vec<Fate> {
         3 => Fate::Written,
         4 if index == chosen => torn(write, random),
         4 => Fate::Written,
+        5 if (write.offset_bytes < pivot_bytes) == below_survives => Fate::Written,
+        5 => Fate::Lost,
         2 => torn(write, random),
         _ => match random.below(4) {
             0 => Fate::Lost,

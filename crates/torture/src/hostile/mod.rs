@@ -5,6 +5,7 @@
 //! The folder `fuzz/` at the root has the same ([`try_input`]) for libFuzzer, which is guided by
 //! coverage.
 pub mod exercise;
+pub mod fields;
 mod fuzz;
 pub mod images;
 mod input;

@@ -4,7 +4,7 @@ use cairn_engine::{
     AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeId, NewInode,
     RenameMode, SeekTarget, Volume, XattrMode,
 };
-use cairn_format::TreeId;
+use cairn_format::{InodeItem, TreeId};
 use cairn_fsck::ObjectId;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -175,7 +175,9 @@ fn times(attributes: &Attributes) -> u64 {
 fn content(volume: &Volume, attributes: &Attributes) -> Result<u64, Error> {
     let inode = attributes.inode;
     let mut hasher = DefaultHasher::new();
-    (attributes.file_type as u8, attributes.mode, attributes.uid, attributes.gid).hash(&mut hasher);
+    // A repair takes away what is no mode.
+    let mode = attributes.mode & InodeItem::MODE_BITS;
+    (attributes.file_type as u8, mode, attributes.uid, attributes.gid).hash(&mut hasher);
     let mut names = volume.list_xattrs(inode)?;
     // A name that stands there twice is found once.
     names.sort_unstable();
