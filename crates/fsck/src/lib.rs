@@ -7,9 +7,9 @@
 //! Everything that users see (inodes, names, extents, data) it checks in the state *after* replay:
 //! the trees with the log's entries on top.
 //!
-//! Each subvolume is a tree of files with inode numbers of its own. The passes loop over these trees;
-//! what one pass finds out about a tree for the next is in its `FileTree`. An [`ObjectId`] names
-//! subvolume and inode together.
+//! Each subvolume is a tree of files with inode numbers of its own. The passes loop over these
+//! trees; what one pass finds out about a tree for the next is in its `FileTree`. An [`ObjectId`]
+//! names subvolume and inode together.
 //!
 //! The passes, with permanent numbers and prerequisites, are in [`PassId`] and the table
 //! `passes::PASSES`. No pass panics, whatever the volume holds. The check takes no lock; no other
