@@ -222,7 +222,11 @@ impl Names {
         for number in numbers.into_iter().filter(|number| number.slot() == old.directory.slot()) {
             locked.get(number).logged(sequence);
         }
-        if let Some((number, item)) = left {
+        // Its number is not above that of a subvolume's root, which is locked: beside one it is
+        // loaded when it is wanted.
+        if let Some((number, item)) = left
+            && !source.is_subvolume()
+        {
             self.files.inodes.insert_new(number, old.directory, InodeState::new(item, sequence));
         }
         inodes[2].seen_in.store(new.directory.0, Ordering::Relaxed);
