@@ -97,7 +97,11 @@ impl Files {
         let inode = self.inodes.get(number);
         // The old value's parts are removed in the same operation; most values have none, so look
         // before reserving.
-        let old_parts = match self.find_xattr(number, name)?.0 {
+        let glance = {
+            let _state = self.read_inode_in_use(&inode)?;
+            self.find_xattr(number, name)?.0
+        };
+        let old_parts = match glance {
             Some((_, item)) if XattrItem::parts(item.value_bytes as usize) > 0 => parts_max,
             _ => 0,
         };
