@@ -98,7 +98,7 @@ impl Files {
         if only_size {
             return self.attributes(number);
         }
-        let mut operation = self.store.begin(inode.number, 1, 0, Effort::Writeback)?;
+        let mut operation = self.begin(inode.number, 1, 0, Effort::Writeback)?;
         let mut state = self.write_inode_in_use(&inode)?;
         apply(&mut state, &rest);
         operation.put_inode(number, &state.loggable())?;

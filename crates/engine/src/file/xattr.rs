@@ -143,7 +143,7 @@ impl Files {
     pub(crate) fn remove_xattr(&self, number: InodeId, name: &[u8]) -> Result<()> {
         let inode = self.inodes.get(number);
         let parts_max = XattrItem::parts(XattrItem::VALUE_BYTES_MAX) as u64;
-        let mut operation = self.store.begin(inode.number, 2 + parts_max, 0, Effort::Removal)?;
+        let mut operation = self.begin(inode.number, 2 + parts_max, 0, Effort::Removal)?;
         let mut state = self.write_inode_in_use(&inode)?;
         let (slot, item) = self.find_xattr(number, name)?.0.ok_or(Error::NoAttribute)?;
         operation.delete(number.key(ItemKind::Xattr, slot))?;
