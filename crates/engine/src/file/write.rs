@@ -203,7 +203,10 @@ impl Files {
         {
             return Ok(reservation);
         }
-        let extents = self.extents_in(inode.number, blocks.clone(), usize::MAX)?;
+        let extents = {
+            let _state = self.read_inode_in_use(inode)?;
+            self.extents_in(inode.number, blocks.clone(), usize::MAX)?
+        };
         let preallocated = gaps(blocks.clone(), &extents).is_empty()
             && extents.iter().all(|(_, extent)| extent.kind == ExtentKind::Unwritten);
         if preallocated {
