@@ -13,12 +13,14 @@ use cairn_format::{
 use std::sync::Arc;
 
 /// Name and sparse content of each volume. Inputs name them by their number: append only.
-const IMAGES: [(&str, &[u8]); 5] = [
+const IMAGES: [(&str, &[u8]); 7] = [
     ("everything", include_bytes!("../../corpus/images/everything.sparse")),
     ("logged", include_bytes!("../../corpus/images/logged.sparse")),
     ("orphans", include_bytes!("../../corpus/images/orphans.sparse")),
     ("wrapped", include_bytes!("../../corpus/images/wrapped.sparse")),
     ("deep", include_bytes!("../../corpus/images/deep.sparse")),
+    ("subvolumes", include_bytes!("../../corpus/images/subvolumes.sparse")),
+    ("logged-in-subvolumes", include_bytes!("../../corpus/images/logged-in-subvolumes.sparse")),
 ];
 
 /// A volume, and where its structures stand.

@@ -1,11 +1,10 @@
 //! What a repair has made worse: compares all that could be read of a volume before it and after
 //! it.
 //!
-//! Every inode keeps its content, times, links and space, and every name leads to the same inode,
+//! Every object keeps its content, times, links and space, and every name leads to the same one,
 //! unless the check before the repair had found something about it.
 use super::walk::Found;
-use cairn_format::INODE_ROOT;
-use cairn_fsck::{Finding, Report};
+use cairn_fsck::{Finding, ObjectId, Report};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What could be read before the repair, and can't, or is different, after it, although the check
@@ -16,76 +15,75 @@ pub fn loss(report: &Report, before: &Found, after: &Found) -> Option<String> {
         .or_else(|| changed_times_or_counts(report, before, after))
 }
 
-fn findings(report: &Report, inode: u64) -> impl Iterator<Item = &Finding> {
-    report.findings.iter().filter(move |finding| finding.inode == Some(inode))
+fn findings(report: &Report, object: ObjectId) -> impl Iterator<Item = &Finding> {
+    report.findings.iter().filter(move |finding| finding.object() == Some(object))
 }
 
 fn lost_content(report: &Report, before: &Found, after: &Found) -> Option<String> {
     // What a read of overlapping extents returned depended on where it began.
-    let overlap = |inode| {
-        findings(report, inode)
+    let overlap = |object| {
+        findings(report, object)
             .any(|finding| finding.problem.contains("inside the extent before it"))
     };
-    let (inode, old, new) =
-        before.inodes.iter().map(|(inode, old)| (*inode, old, after.inodes.get(inode))).find(
-            |(inode, old, new)| {
-                new.is_none_or(|new| new.content != old.content) && !overlap(*inode)
+    let (object, old, new) =
+        before.objects.iter().map(|(object, old)| (*object, old, after.objects.get(object))).find(
+            |(object, old, new)| {
+                new.is_none_or(|new| new.content != old.content) && !overlap(*object)
             },
         )?;
     Some(match new {
-        None => format!(
-            "{:?}, inode {inode}, could be read before the repair, but not after it",
-            old.path
-        ),
-        Some(_) => format!(
-            "{:?}, inode {inode}, has not the content that it had before the repair",
-            old.path
-        ),
+        None => {
+            format!("{:?}, {object}, could be read before the repair, but not after it", old.path)
+        }
+        Some(_) => {
+            format!("{:?}, {object}, has not the content that it had before the repair", old.path)
+        }
     })
 }
 
-/// A finding about a directory excuses one name in it, one about an inode all its names.
+/// A finding about a directory excuses one name in it, one about an object all its names.
 fn lost_names(report: &Report, before: &Found, after: &Found) -> Option<String> {
-    let mut lost: BTreeMap<u64, Vec<String>> = BTreeMap::new();
-    for (name, inode) in &before.names {
-        if after.names.get(name) != Some(inode) && findings(report, *inode).next().is_none() {
+    let mut lost: BTreeMap<ObjectId, Vec<String>> = BTreeMap::new();
+    for (name, object) in &before.names {
+        if after.names.get(name) != Some(object) && findings(report, *object).next().is_none() {
             lost.entry(name.0).or_default().push(String::from_utf8_lossy(&name.1).into_owned());
         }
     }
     let (directory, names) = lost
         .into_iter()
         .find(|(directory, names)| names.len() > findings(report, *directory).count())?;
-    Some(format!("after the repair, directory {directory} hasn't the names {names:?} any more"))
+    Some(format!("after the repair, {directory} hasn't the names {names:?} any more"))
 }
 
 fn changed_times_or_counts(report: &Report, before: &Found, after: &Found) -> Option<String> {
     let (names_before, names_after) = (names_of_each(before), names_of_each(after));
     // The root's change when it gets lost+found, and counts when a name comes or goes; if passes
     // were left out, fsck has not compared these.
-    let gets_name = |inode: u64| inode == INODE_ROOT.0 && after.names.len() > before.names.len();
+    let gets_name =
+        |object: ObjectId| object == ObjectId::ROOT && after.names.len() > before.names.len();
     let left_out = report.findings.iter().any(|finding| finding.problem.contains("was left out"));
     let both = before
-        .inodes
+        .objects
         .iter()
-        .filter_map(|(inode, old)| Some((*inode, old, after.inodes.get(inode)?)));
-    let mut different = both.filter_map(|(inode, old, new)| {
-        let counted = !left_out && names_before.get(&inode) == names_after.get(&inode);
+        .filter_map(|(object, old)| Some((*object, old, after.objects.get(object)?)));
+    let mut different = both.filter_map(|(object, old, new)| {
+        let counted = !left_out && names_before.get(&object) == names_after.get(&object);
         let what = match (new.times == old.times, new.counts == old.counts) {
             (false, _) => "times",
             (true, false) if counted => "links and space",
             _ => return None,
         };
-        (!gets_name(inode) && findings(report, inode).next().is_none())
-            .then_some((inode, old, what))
+        (!gets_name(object) && findings(report, object).next().is_none())
+            .then_some((object, old, what))
     });
-    let (inode, old, what) = different.next()?;
-    Some(format!("{:?}, inode {inode}, has not the {what} that it had before the repair", old.path))
+    let (object, old, what) = different.next()?;
+    Some(format!("{:?}, {object}, has not the {what} that it had before the repair", old.path))
 }
 
-fn names_of_each(found: &Found) -> BTreeMap<u64, BTreeSet<&(u64, Vec<u8>)>> {
-    let mut names: BTreeMap<u64, BTreeSet<_>> = BTreeMap::new();
-    for (name, inode) in &found.names {
-        names.entry(*inode).or_default().insert(name);
+fn names_of_each(found: &Found) -> BTreeMap<ObjectId, BTreeSet<&(ObjectId, Vec<u8>)>> {
+    let mut names: BTreeMap<ObjectId, BTreeSet<_>> = BTreeMap::new();
+    for (name, object) in &found.names {
+        names.entry(*object).or_default().insert(name);
     }
     names
 }

@@ -4,6 +4,8 @@ use cairn_engine::{
     AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeId, NewInode,
     RenameMode, SeekTarget, Volume, XattrMode,
 };
+use cairn_format::TreeId;
+use cairn_fsck::ObjectId;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -20,10 +22,10 @@ const LENGTHENED_BYTES: u64 = 40 << 10;
 /// What a walk has found.
 #[derive(Default)]
 pub struct Found {
-    /// What could be read without an error, by inode number.
-    pub inodes: BTreeMap<u64, Readable>,
-    /// Directory and name → inode number.
-    pub names: BTreeMap<(u64, Vec<u8>), u64>,
+    /// What could be read without an error.
+    pub objects: BTreeMap<ObjectId, Readable>,
+    /// Directory and name, and what that leads to.
+    pub names: BTreeMap<(ObjectId, Vec<u8>), ObjectId>,
     /// What failed.
     pub errors: Vec<String>,
     /// Names that a listing gives another inode than a lookup, or that no lookup finds.
@@ -32,7 +34,7 @@ pub struct Found {
     pub complete: bool,
 }
 
-/// An inode that can be read.
+/// An object that can be read.
 pub struct Readable {
     /// A path.
     pub path: String,
@@ -71,11 +73,21 @@ pub fn walk(volume: &Volume) -> Found {
         found.contradictions.extend(contradiction(&entry, &attributes));
         note_inode(&mut found, volume, &entry.path, attributes);
         if let Some(inode) = looked_up {
-            found.names.insert((entry.parent.0, entry.name), inode.0);
+            if let (Ok(parent), Ok(object)) =
+                (object_of(volume, entry.parent), object_of(volume, inode))
+            {
+                found.names.insert((parent, entry.name), object);
+            }
             volume.forget(inode, 1);
         }
     }
     found
+}
+
+/// The identity of an inode, which outlives the mount.
+fn object_of(volume: &Volume, inode: InodeId) -> Result<ObjectId, Error> {
+    let subvolume = TreeId(volume.subvolume_of(inode)?.0);
+    Ok(ObjectId { subvolume, inode: inode.number() })
 }
 
 /// What a lookup says of a name that was listed, if that is not what the listing says.
@@ -99,12 +111,12 @@ fn note_inode(
         let (content, counts) =
             (content(volume, &attributes)?, (attributes.links, attributes.blocks_512));
         Ok((
-            attributes.inode.0,
+            object_of(volume, attributes.inode)?,
             Readable { path: path.to_owned(), content, times: times(&attributes), counts },
         ))
     });
     match readable {
-        Ok((inode, readable)) => drop(found.inodes.insert(inode, readable)),
+        Ok((object, readable)) => drop(found.objects.insert(object, readable)),
         Err(error) => found.errors.push(error.to_string()),
     }
 }
@@ -231,6 +243,9 @@ fn is_refusal(error: &Error) -> bool {
             | Error::NoAttribute
             | Error::InvalidArgument(_)
             | Error::NotPermitted(_)
+            | Error::CrossDevice
+            | Error::Busy
+            | Error::Stale
             | Error::FileTooLarge(_)
             | Error::TooManyLinks
             | Error::OutOfRange
@@ -315,7 +330,11 @@ fn create(volume: &Volume) -> Result<(), Error> {
         }
         volume.forget(made, 1);
     }
-    volume.forget(new, 1);
+    let subvolume = volume.create_subvolume(new, b"hostile-subvolume", &directory)?.inode;
+    let made = volume.create(subvolume, b"file", &file)?.inode;
+    volume.write(made, 0, &[9; 9000])?;
+    volume.fsync_blocking(made, FsyncKind::Full)?;
+    [made, subvolume, new].into_iter().for_each(|inode| volume.forget(inode, 1));
     Ok(())
 }
 
@@ -350,6 +369,9 @@ fn change_one(
         0 => {
             note(volume.unlink(entry.parent, &entry.name));
             note(volume.remove_directory(entry.parent, &entry.name));
+            if index.is_multiple_of(8) {
+                note(volume.remove_subvolume(entry.parent, &entry.name));
+            }
         }
         1 => note(volume.rename(
             entry.parent,
