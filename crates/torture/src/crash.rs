@@ -15,6 +15,7 @@ use crate::second_reader;
 use crate::shape::{FILLER_NAME, Shape, record};
 use crate::snapshot::hash;
 use crate::survivors::{State, Survived};
+use crate::unfinished::{expect_removals_to_end, finish_orphans, recovery_options};
 use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, FileDevice, SimulatedDevice};
 use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
@@ -22,7 +23,7 @@ use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
 use cairn_environment::{Rank, clock, thread};
-use cairn_fsck::{CheckOptions, PassId, Severity, check};
+use cairn_fsck::{CheckOptions, PassId, Severity, Statistics, check};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -65,6 +66,8 @@ pub struct CrashReport {
     pub after_use: u64,
     /// States that were recovered for writing, not only read.
     pub recovered: u64,
+    /// States of which the recovery left something to do in a subvolume that it had not opened.
+    pub finished_late: u64,
     /// States whose log held something to replay.
     pub replayed: u64,
     /// States that a second reader read, too, and found the same.
@@ -133,6 +136,7 @@ impl CrashReport {
         self.after_use += other.after_use;
         self.recovered += other.recovered;
         self.replayed += other.replayed;
+        self.finished_late += other.finished_late;
         self.compared += other.compared;
         self.wrapped += other.wrapped;
         self.fallbacks += other.fallbacks;
@@ -144,29 +148,19 @@ impl CrashReport {
     }
 }
 
-/// Options for opening a state: nothing happens but what is asked for.
-fn recovery_options() -> VolumeOptions {
-    VolumeOptions {
-        background: false,
-        node_cache_bytes: 1 << 20,
-        data_cache_bytes: 0,
-        ..VolumeOptions::default()
-    }
-}
-
 /// Errors that fsck finds, in words.
 ///
 /// # Errors
 /// It finds any, or can't check.
 pub fn expect_clean(device: &dyn BlockDevice) -> Result<u64, String> {
-    expect_clean_but_for(device, None)
+    expect_clean_but_for(device, None).map(|statistics| statistics.checkpoints)
 }
 
 /// As [`expect_clean`], whatever the tolerated pass finds.
 pub(crate) fn expect_clean_but_for(
     device: &dyn BlockDevice,
     tolerated: Option<PassId>,
-) -> Result<u64, String> {
+) -> Result<Statistics, String> {
     let report = check(device, &CheckOptions { data: true, repair: false }, &mut |_| {})
         .map_err(|error| format!("fsck: {error}"))?;
     let errors: Vec<String> = report
@@ -177,7 +171,7 @@ pub(crate) fn expect_clean_but_for(
         .map(|finding| format!("{finding:?}"))
         .collect();
     if errors.is_empty() {
-        Ok(report.statistics.checkpoints)
+        Ok(report.statistics)
     } else {
         Err(format!("fsck finds:\n    {}", errors.join("\n    ")))
     }
@@ -212,7 +206,7 @@ impl Judge<'_> {
     }
 
     /// Errors of a check of a state, which changes nothing.
-    fn expect_clean(&self, state: &Image, when: &str) -> Result<u64, String> {
+    fn expect_clean(&self, state: &Image, when: &str) -> Result<Statistics, String> {
         let device = self.device(state, true)?;
         self.oracle.expect_clean(&*device).map_err(|error| format!("{when}: {error}"))
     }
@@ -231,8 +225,8 @@ impl Judge<'_> {
     /// Checks and reads `state` without changing it: the log is replayed in memory.
     fn read(&mut self, state: &Image, position: usize) -> Result<(), String> {
         self.report.states += 1;
-        let replayable = self.expect_clean(state, "before recovery")?;
-        self.report.replayed += u64::from(replayable > 0);
+        let before = self.expect_clean(state, "before recovery")?;
+        self.report.replayed += u64::from(before.checkpoints > 0);
         let (composition, device) = (self.composition, &state.device);
         self.oracle.plant_damage(|| {
             composition.open(&Arc::new(device.snapshot()), state.present, false)
@@ -251,10 +245,16 @@ impl Judge<'_> {
         self.report.recovered += 1;
         state.device.start_recording();
         let volume = self.open(state, false)?;
+        expect_removals_to_end(&volume)?;
         self.judge(&volume, state.key, position)?;
         volume.close().map_err(|error| format!("closing after recovery: {error}"))?;
         drop(volume);
-        self.expect_clean(state, "after recovery").map(drop)
+        let left = self.expect_clean(state, "after recovery")?;
+        if left.orphans > 0 {
+            self.report.finished_late += 1;
+            finish_orphans(&|| self.device(state, false))?;
+        }
+        Ok(())
     }
 
     /// Judges a state of the record, and now and then what recovery and a second crash make of it.

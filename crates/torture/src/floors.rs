@@ -56,6 +56,7 @@ impl Floors {
             sizes: 10_000,
             times: 60_000,
             allocation: 9000,
+            subvolumes: 1500,
         },
         planted: 850,
     };
@@ -78,6 +79,7 @@ impl Floors {
             sizes: 15,
             times: 480,
             allocation: 50,
+            subvolumes: 9,
         },
         planted: 40,
     };
@@ -92,6 +94,7 @@ impl Floors {
             sizes: 0,
             times: Self::SEARCH.promises.times,
             allocation: 0,
+            subvolumes: 0,
         },
         ..Self::SEARCH
     };
@@ -114,6 +117,7 @@ impl Floors {
             sizes: 370,
             times: 2000,
             allocation: 300,
+            subvolumes: 100,
         },
         planted: 760,
     };

@@ -32,6 +32,8 @@ pub struct Profile {
     pub scatter_percent: u64,
     /// This percentage of names has the hash of another one.
     pub colliding_percent: u64,
+    /// This percentage of operations is on subvolumes: makes, moves or removes one.
+    pub subvolume_percent: u64,
     /// Extended attributes have any length up to 60 KiB: trees become deep, and attributes of many
     /// parts give way to short ones.
     pub large_xattrs: bool,
@@ -48,6 +50,7 @@ impl Profile {
         weights: [38, 38, 12, 12],
         scatter_percent: 1,
         colliding_percent: 5,
+        subvolume_percent: 2,
         large_xattrs: false,
     };
     /// For crash states: small, and with many points of durability.
@@ -80,6 +83,7 @@ impl Profile {
             weights: [0; 4].map(|_| pick(&[1, 10, 30, 60])),
             scatter_percent: pick(&[0, 0, 5, 15]),
             colliding_percent: pick(&[0, 5, 50, 90]),
+            subvolume_percent: pick(&[0, 1, 3, 8]),
             large_xattrs: pick(&[0, 0, 1]) == 1,
             ..self
         }
@@ -102,6 +106,7 @@ enum Want {
     Any,
     Regular,
     Directory,
+    Subvolume,
 }
 
 impl Generator {
@@ -127,9 +132,15 @@ impl Generator {
 
     fn existing(&mut self, model: &Model, want: &Want) -> Option<(Path, NodeId)> {
         let mut paths = model.paths();
+        let is_inside = |id: &NodeId| model.node(*id).is_some_and(|node| node.subvolume != 0);
+        let inside = paths.iter().any(|(_, id)| is_inside(id)) && self.random.chance(1, 3);
         paths.retain(|(path, id)| {
             let node = model.node(*id).expect("a path leads to a node");
+            if inside && !is_inside(id) {
+                return false;
+            }
             match want {
+                Want::Subvolume => !path.names.is_empty() && model.is_subvolume(*id),
                 Want::Any => !path.names.is_empty(),
                 Want::Regular => node.contents().is_some(),
                 Want::Directory => node.is_directory(),
@@ -215,6 +226,9 @@ impl Generator {
         }
         if self.random.chance(self.profile.scatter_percent, 100) {
             return self.scatter(model, tag);
+        }
+        if self.random.chance(self.profile.subvolume_percent, 100) {
+            return self.on_subvolumes(model);
         }
         let [data, names, handles, attributes] = self.profile.weights;
         let choice = self.random.below(data + names + handles + attributes);
@@ -351,6 +365,30 @@ impl Generator {
             20..24 => Operation::Unlink { path: self.path(model, Want::Any) },
             24..27 => Operation::RemoveDirectory { path: self.path(model, Want::Directory) },
             _ => self.rename(model),
+        }
+    }
+
+    fn on_subvolumes(&mut self, model: &Model) -> Operation {
+        match self.random.below(10) {
+            0..5 => Operation::MakeSubvolume { path: self.fresh(model), mode: 0o755 },
+            5 => Operation::RemoveDirectory { path: self.path(model, Want::Subvolume) },
+            6 | 7 => {
+                let modes = [Rename::Replace, Rename::Replace, Rename::Leave, Rename::Exchange];
+                let to = if self.random.chance(1, 4) {
+                    self.path(model, Want::Directory)
+                } else {
+                    self.fresh(model)
+                };
+                Operation::Rename {
+                    from: self.path(model, Want::Subvolume),
+                    to,
+                    mode: modes[self.random.below(4) as usize],
+                }
+            }
+            _ => {
+                let want = if self.random.chance(1, 8) { Want::Any } else { Want::Subvolume };
+                Operation::RemoveSubvolume { path: self.path(model, want) }
+            }
         }
     }
 

@@ -183,7 +183,7 @@ impl ClientHistory {
                 index,
                 Promise { namespace: prefix, contents: prefix, scope: Scope::All, times: true },
             );
-        } else if matches!(operation, Operation::Commit | Operation::Trim) {
+        } else if effects.is_durable || matches!(operation, Operation::Commit | Operation::Trim) {
             self.promises.insert(
                 index,
                 Promise { namespace: prefix, contents: 0, scope: Scope::All, times: false },

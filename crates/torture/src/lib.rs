@@ -68,6 +68,7 @@ pub mod survivors;
 pub mod systematic;
 mod times;
 pub mod uneven;
+pub mod unfinished;
 pub mod verdict;
 pub mod watchdog;
 pub mod workload;

@@ -29,6 +29,9 @@ pub enum Failure {
     NoAttribute,
     InvalidArgument,
     NotPermitted,
+    CrossDevice,
+    /// The subvolume of the inode was removed.
+    Stale,
     TooLarge,
     XattrTooLarge,
     /// The volume is full. The model has no such limit: [`crate::refusal`] says what may be
@@ -89,6 +92,10 @@ pub struct Node {
     pub modified_seconds: Option<i64>,
     /// Handles that are open.
     pub handles: u32,
+    /// The root directory of the subvolume that it belongs to.
+    pub subvolume: NodeId,
+    /// That subvolume was removed.
+    pub is_stale: bool,
 }
 
 impl Node {
@@ -103,6 +110,8 @@ impl Node {
             xattrs: BTreeMap::new(),
             modified_seconds: None,
             handles: 0,
+            subvolume: 0,
+            is_stale: false,
         }
     }
     /// Whether it is a directory.
@@ -167,6 +176,8 @@ pub struct Effects {
     pub gone: Option<(NodeId, Range<u64>)>,
     /// Node and kind of an fsync.
     pub fsync: Option<(NodeId, bool)>,
+    /// A subvolume was made or removed: the namespace is durable when the operation returns.
+    pub is_durable: bool,
 }
 
 impl Model {
@@ -230,6 +241,11 @@ impl Model {
             }
         }
         found
+    }
+
+    /// The number of the node that is inserted next.
+    pub(crate) fn next_id(&self) -> NodeId {
+        self.next
     }
 
     pub(crate) fn insert(&mut self, node: Node) -> NodeId {
@@ -296,7 +312,32 @@ impl Model {
     pub fn target(&self, target: &Target) -> Result<NodeId, Failure> {
         match target {
             Target::Path(path) => self.resolve(path),
-            Target::Handle(handle) => self.handles.get(handle).copied().ok_or(Failure::NotOpen),
+            Target::Handle(handle) => {
+                let node = *self.handles.get(handle).ok_or(Failure::NotOpen)?;
+                if self.nodes[&node].is_stale { Err(Failure::Stale) } else { Ok(node) }
+            }
+        }
+    }
+
+    /// Whether a node is the root directory of a subvolume.
+    pub fn is_subvolume(&self, id: NodeId) -> bool {
+        self.nodes[&id].subvolume == id
+    }
+
+    /// Whether names of other subvolumes stand in the one with the root directory `root`.
+    pub(crate) fn holds_subvolumes(&self, root: NodeId) -> bool {
+        let is_inside = |directory: NodeId| self.nodes[&directory].subvolume == root;
+        self.nodes.iter().any(|(id, node)| {
+            let above = if let Body::Directory(_, above) = node.body { above } else { root };
+            *id != root && node.subvolume == *id && !node.is_stale && is_inside(above)
+        })
+    }
+
+    /// Removes the subvolume with the root directory `root`, with all that is in it.
+    pub(crate) fn remove_tree(&mut self, root: NodeId) {
+        self.nodes.retain(|_, node| node.subvolume != root || node.handles > 0);
+        for node in self.nodes.values_mut().filter(|node| node.subvolume == root) {
+            (node.is_stale, node.links) = (true, 0);
         }
     }
 

@@ -36,6 +36,14 @@ impl Model {
                 Node::new(Body::Directory(BTreeMap::new(), 0), *mode, 0, 0),
                 effects,
             ),
+            Operation::MakeSubvolume { path, mode } => {
+                let mut node = Node::new(Body::Directory(BTreeMap::new(), 0), *mode, 0, 0);
+                node.subvolume = self.next_id();
+                let outcome = self.make(path, node, effects);
+                effects.is_durable = outcome.is_ok();
+                outcome
+            }
+            Operation::RemoveSubvolume { path } => self.remove_subvolume(path, effects),
             Operation::MakeSymlink { path, target_bytes } => {
                 Self::expect_name(&self.place(path)?.1)?;
                 match *target_bytes {
@@ -76,6 +84,7 @@ impl Model {
                 let mut node = Node::new(Body::Regular(Default::default()), *mode, 0, 0);
                 self.inherit_group(parent, &mut node);
                 node.links = 0;
+                node.subvolume = self.nodes[&parent].subvolume;
                 let id = self.insert(node);
                 self.open(*handle, id);
                 effects.metadata.insert(id);
@@ -86,7 +95,9 @@ impl Model {
                 self.link(node, to, effects)
             }
             Operation::Close { handle } => {
-                self.target(&Target::Handle(*handle))?;
+                if !self.handles.contains_key(handle) {
+                    return Err(Failure::NotOpen);
+                }
                 self.close(*handle);
                 Ok(Value::Nothing)
             }
@@ -322,6 +333,9 @@ impl Model {
             return Err(Failure::Exists);
         }
         self.inherit_group(parent, &mut node);
+        if node.subvolume != self.next_id() {
+            node.subvolume = self.nodes[&parent].subvolume;
+        }
         if let Body::Directory(_, above) = &mut node.body {
             *above = parent;
             self.get(parent).links += 1;
@@ -334,7 +348,12 @@ impl Model {
     }
 
     fn link(&mut self, node: NodeId, to: &Path, effects: &mut Effects) -> Outcome {
-        let (parent, name) = self.resolve_parent(to)?;
+        let (parent, name) = self.place(to)?;
+        Self::expect_name(&name)?;
+        if self.nodes[&parent].subvolume != self.nodes[&node].subvolume {
+            return Err(Failure::CrossDevice);
+        }
+        self.expect_directory(parent)?;
         if self.nodes[&node].is_directory() {
             return Err(Failure::NotPermitted);
         }
@@ -379,6 +398,10 @@ impl Model {
             Some(entries) if !entries.is_empty() => return Err(Failure::NotEmpty),
             Some(_) => {}
         }
+        if self.is_subvolume(node) {
+            self.drop_subvolume(parent, &name, node, effects);
+            return Ok(Value::Nothing);
+        }
         self.entries(parent).remove(&name);
         self.get(parent).links -= 1;
         self.entry_changed(parent, effects);
@@ -387,10 +410,35 @@ impl Model {
         Ok(Value::Nothing)
     }
 
+    fn remove_subvolume(&mut self, path: &Path, effects: &mut Effects) -> Outcome {
+        let (parent, name) = self.resolve_parent(path)?;
+        let node = *self.entries(parent).get(&name).ok_or(Failure::NotFound)?;
+        if !self.is_subvolume(node) {
+            return Err(Failure::InvalidArgument);
+        }
+        if self.holds_subvolumes(node) {
+            return Err(Failure::NotEmpty);
+        }
+        self.drop_subvolume(parent, &name, node, effects);
+        Ok(Value::Nothing)
+    }
+
+    /// The subvolume `root` loses its name, and is gone.
+    fn drop_subvolume(&mut self, parent: NodeId, name: &[u8], root: NodeId, effects: &mut Effects) {
+        self.entries(parent).remove(name);
+        self.get(parent).links -= 1;
+        self.entry_changed(parent, effects);
+        self.remove_tree(root);
+        effects.is_durable = true;
+    }
+
     fn rename(&mut self, from: &Path, to: &Path, mode: Rename, effects: &mut Effects) -> Outcome {
         let ((old_parent, old_name), (new_parent, new_name)) = (self.place(from)?, self.place(to)?);
         Self::expect_name(&old_name)?;
         Self::expect_name(&new_name)?;
+        if self.nodes[&old_parent].subvolume != self.nodes[&new_parent].subvolume {
+            return Err(Failure::CrossDevice);
+        }
         self.expect_directory(old_parent)?;
         let source = *self.entries(old_parent).get(&old_name).ok_or(Failure::NotFound)?;
         self.expect_directory(new_parent)?;
@@ -400,6 +448,10 @@ impl Model {
         }
         if mode == Rename::Exchange && target.is_none() {
             return Err(Failure::NotFound);
+        }
+        let is_subvolume = |node: &NodeId| self.is_subvolume(*node);
+        if mode == Rename::Exchange && [Some(source), target].iter().flatten().any(is_subvolume) {
+            return Err(Failure::CrossDevice);
         }
         if target == Some(source) {
             return Ok(Value::Nothing);
@@ -418,6 +470,7 @@ impl Model {
                 match (source_is_directory, target_is_directory) {
                     (true, false) => return Err(Failure::NotDirectory),
                     (false, true) => return Err(Failure::IsDirectory),
+                    (true, true) if self.is_subvolume(target) => return Err(Failure::NotEmpty),
                     (true, true) if !self.entries(target).is_empty() => {
                         return Err(Failure::NotEmpty);
                     }
@@ -428,10 +481,14 @@ impl Model {
         self.entries(old_parent).remove(&old_name);
         self.entries(new_parent).insert(new_name, source);
         self.moved(source, old_parent, new_parent);
-        effects.metadata.insert(source);
+        // Of a subvolume the name alone moves.
+        if !self.is_subvolume(source) {
+            effects.metadata.insert(source);
+        }
         if mode == Rename::Leave {
             let mut whiteout = Node::new(Body::Special(Special::CharacterDevice, 0), 0, 0, 0);
             self.inherit_group(old_parent, &mut whiteout);
+            whiteout.subvolume = self.nodes[&old_parent].subvolume;
             let id = self.insert(whiteout);
             self.entries(old_parent).insert(old_name.clone(), id);
             effects.metadata.insert(id);

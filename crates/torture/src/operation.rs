@@ -198,6 +198,16 @@ pub enum Operation {
         path: Path,
         mode: u32,
     },
+    /// Durable when it returns.
+    MakeSubvolume {
+        path: Path,
+        mode: u32,
+    },
+    /// With all that is in it. Durable when it returns, as the removal of an empty one by
+    /// [`Operation::RemoveDirectory`].
+    RemoveSubvolume {
+        path: Path,
+    },
     MakeSymlink {
         path: Path,
         target_bytes: u16,
@@ -341,6 +351,11 @@ impl Operation {
                 self,
                 Self::Fsync { .. } | Self::Sync | Self::Commit | Self::Trim | Self::Refused(_)
             )
+    }
+
+    /// Whether all that it promises holds when it returns.
+    pub fn is_waited_for(&self) -> bool {
+        !matches!(self, Self::Fsync { wait: false, .. })
     }
 
     /// What the operation changes, or might have, if that is one inode that it names.

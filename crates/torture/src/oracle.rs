@@ -17,7 +17,7 @@ use crate::survivors::Survived;
 use crate::verdict::{accepts, judge_found};
 use cairn_blockdev::BlockDevice;
 use cairn_environment::random::Seeded;
-use cairn_fsck::PassId;
+use cairn_fsck::{PassId, Statistics};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -99,13 +99,13 @@ impl<'a> Oracle<'a> {
         self.checked
     }
 
-    /// Errors that fsck finds in an image, in words; how many checkpoints are to be replayed, if
-    /// there are none. Data that could not be written may be missing: an error for its reader, and
+    /// Errors that fsck finds in an image, in words; what there is, if there are
+    /// none. Data that could not be written may be missing: an error for its reader, and
     /// a finding of fsck.
-    pub(crate) fn expect_clean(&self, image: &dyn BlockDevice) -> Result<u64, String> {
+    pub(crate) fn expect_clean(&self, image: &dyn BlockDevice) -> Result<Statistics, String> {
         let may_be_unreadable = self.histories.iter().any(|history| history.may_be_unreadable);
         match expect_clean_but_for(image, may_be_unreadable.then_some(PassId::Data)) {
-            Err(_) if self.sabotage() == Sabotage::IgnoresFsck => Ok(0),
+            Err(_) if self.sabotage() == Sabotage::IgnoresFsck => Ok(Statistics::default()),
             result => result,
         }
     }

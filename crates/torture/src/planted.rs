@@ -66,7 +66,15 @@ const NEW_INODE: InodeId = InodeId(u64::MAX);
 pub(crate) fn with_older(found: &Found, promise: &Promise<'_>) -> Option<(Found, String)> {
     let mut wrong = found.clone();
     let place = show(promise.path);
-    if let Older::Name(older) = promise.older {
+    if let Older::Subvolume(older) = promise.older
+        && older.is_none_or(|older| !older.is_subvolume)
+    {
+        // Made by half: the name is there, and leads to a directory.
+        wrong.names.names.get_mut(promise.path)?.0.is_subvolume = false;
+        wrong.names = Snapshot::finish(wrong.names.names);
+        return Some((wrong, place));
+    }
+    if let Older::Name(older) | Older::Subvolume(older) = promise.older {
         wrong.names.names.remove(promise.path);
         if let Some(facts) = older {
             wrong.names.names.insert(promise.path.clone(), (facts.clone(), NEW_INODE));
@@ -79,7 +87,7 @@ pub(crate) fn with_older(found: &Found, promise: &Promise<'_>) -> Option<(Found,
     let (there, inode) = wrong.names.names.get_mut(promise.path)?;
     let object = wrong.objects.get_mut(inode)?;
     match promise.older {
-        Older::Name(_) => unreachable!("done above"),
+        Older::Name(_) | Older::Subvolume(_) => unreachable!("done above"),
         Older::Attributes(older) => {
             (there.mode, there.uid, there.gid) = (older.mode, older.uid, older.gid);
         }

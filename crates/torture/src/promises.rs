@@ -33,11 +33,12 @@ pub enum Kind {
     Sizes,
     Times,
     Allocation,
+    Subvolumes,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Names,
         Self::Attributes,
         Self::Links,
@@ -46,6 +47,7 @@ impl Kind {
         Self::Sizes,
         Self::Times,
         Self::Allocation,
+        Self::Subvolumes,
     ];
 
     /// What a promise of this kind is about, in a report.
@@ -60,6 +62,7 @@ impl Kind {
             Self::Sizes => "sizes",
             Self::Times => "times",
             Self::Allocation => "allocated blocks",
+            Self::Subvolumes => "subvolumes",
         }
     }
 }
@@ -83,6 +86,8 @@ pub struct Promises {
     pub times: u64,
     /// How many blocks files occupy.
     pub allocation: u64,
+    /// Whether a name leads to a subvolume.
+    pub subvolumes: u64,
 }
 
 impl Promises {
@@ -103,6 +108,7 @@ impl Promises {
             Kind::Sizes => &mut self.sizes,
             Kind::Times => &mut self.times,
             Kind::Allocation => &mut self.allocation,
+            Kind::Subvolumes => &mut self.subvolumes,
         }
     }
 
@@ -141,6 +147,8 @@ impl TimeOf {
 pub(crate) enum Older<'a> {
     /// What the name referred to; none, when it did not exist.
     Name(Option<&'a Facts>),
+    /// The same of a name that leads to a subvolume, or did.
+    Subvolume(Option<&'a Facts>),
     Attributes(&'a Facts),
     Links(&'a Facts),
     Xattrs(&'a Facts),
@@ -165,6 +173,7 @@ impl Promise<'_> {
     pub(crate) fn kind(&self) -> Kind {
         match self.older {
             Older::Name(_) => Kind::Names,
+            Older::Subvolume(_) => Kind::Subvolumes,
             Older::Attributes(_) => Kind::Attributes,
             Older::Links(_) => Kind::Links,
             Older::Xattrs(_) => Kind::Xattrs,
@@ -265,6 +274,10 @@ impl<'a> Ledger<'a> {
             facts.map(|facts| (facts.file_type, facts.device, &facts.target))
         }) {
             promise(Older::Name(older));
+        }
+        let is_subvolume = |facts: Option<&'a Facts>| facts.is_some_and(|facts| facts.is_subvolume);
+        if let Some(older) = self.older(versions, split, end, is_subvolume) {
+            promise(Older::Subvolume(older));
         }
         let attributes = |facts: Option<&'a Facts>| facts.map(|it| (it.mode, it.uid, it.gid));
         if let Some(Some(older)) = self.older(versions, split, end, attributes) {

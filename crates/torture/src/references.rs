@@ -5,7 +5,7 @@
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
     BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Checkpoint, EntryFlags, Extent, ExtentKind,
-    Generation, Geometry, ItemKind, Key, NODE_SIZE, Node, RootItem, Superblock, TREE_FILES,
+    Generation, Geometry, ItemKind, Key, NODE_SIZE, Node, RootItem, Superblock, TREE_ROOTS, TreeId,
 };
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ pub struct References {
 }
 
 /// Extents of data, with the checkpoint that brought their data.
-type Extents = BTreeMap<Key, (Extent, Option<usize>)>;
+type Extents = BTreeMap<(TreeId, Key), (Extent, Option<usize>)>;
 
 impl References {
     /// Those of a volume.
@@ -125,10 +125,11 @@ impl References {
         for (index, (key, value)) in node.items().enumerate() {
             if node.level() > 0 {
                 self.add_tree(device, node.child(index).block, extents);
-            } else if node.tree() != TREE_FILES {
+            } else if node.tree() == TREE_ROOTS {
                 self.add_tree(device, RootItem::decode(value).expect("a root").root.block, extents);
             } else if key.kind == ItemKind::Extent as u8 {
-                extents.insert(key, (Extent::decode(value).expect("an extent"), None));
+                extents
+                    .insert((node.tree(), key), (Extent::decode(value).expect("an extent"), None));
             }
         }
     }
@@ -165,11 +166,11 @@ impl References {
             for entry in
                 checkpoint.entries().filter(|entry| entry.key.kind == ItemKind::Extent as u8)
             {
-                extents.remove(&entry.key);
+                extents.remove(&(entry.tree, entry.key));
                 if !entry.flags.contains(EntryFlags::DELETE) {
                     let is_new = entry.flags.contains(EntryFlags::NEW_DATA);
                     extents.insert(
-                        entry.key,
+                        (entry.tree, entry.key),
                         (
                             Extent::decode(entry.value).expect("an extent"),
                             is_new.then_some(self.checkpoints),

@@ -25,6 +25,7 @@ fn may_be_refused(operation: &Operation) -> bool {
     match operation {
         Operation::Create { .. }
         | Operation::MakeDirectory { .. }
+        | Operation::MakeSubvolume { .. }
         | Operation::MakeSymlink { .. }
         | Operation::MakeSpecial { .. }
         | Operation::CreateUnnamed { .. }

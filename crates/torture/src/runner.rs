@@ -57,6 +57,8 @@ pub fn failure(error: &Error) -> Failure {
         Error::NoAttribute => Failure::NoAttribute,
         Error::InvalidArgument(_) => Failure::InvalidArgument,
         Error::NotPermitted(_) => Failure::NotPermitted,
+        Error::CrossDevice => Failure::CrossDevice,
+        Error::Stale => Failure::Stale,
         Error::FileTooLarge(_) => Failure::TooLarge,
         Error::XattrTooLarge => Failure::XattrTooLarge,
         Error::NoSpace => Failure::NoSpace,
@@ -190,6 +192,16 @@ impl Runner {
         }
     }
 
+    /// A target whose subvolume was not removed: where it is not the only one, and where the error
+    /// would be returned to nobody.
+    fn usable(&self, target: &Target) -> Result<Held<'_>, Failure> {
+        let held = self.target(target)?;
+        match self.volume.attributes(held.inode) {
+            Err(Error::Stale) => Err(Failure::Stale),
+            _ => Ok(held),
+        }
+    }
+
     fn made(&self, result: Result<Attributes, Error>) -> Outcome {
         let attributes = result.map_err(|error| failure(&error))?;
         self.volume.forget(attributes.inode, 1);
@@ -204,6 +216,18 @@ impl Runner {
 
     /// Performs `operation`, the client's number `index`.
     pub fn perform(&mut self, index: usize, operation: &Operation) -> Outcome {
+        let outcome = self.perform_on_handles(index, operation);
+        // An argument that is wrong anyway may be noticed before the inode is looked at.
+        if let (Err(Failure::InvalidArgument | Failure::XattrTooLarge), Some(target)) =
+            (&outcome, operation.changed_target())
+            && self.usable(target).is_err_and(|failure| failure == Failure::Stale)
+        {
+            return Err(Failure::Stale);
+        }
+        outcome
+    }
+
+    fn perform_on_handles(&mut self, index: usize, operation: &Operation) -> Outcome {
         match operation {
             Operation::Open { path, handle } => {
                 if path.names.is_empty() {
@@ -249,6 +273,15 @@ impl Runner {
             Operation::MakeDirectory { path, mode } => {
                 self.create(path, new_inode(FileType::Directory, *mode, 0, 0, None))
             }
+            Operation::MakeSubvolume { path, mode } => {
+                let (parent, name) = self.place(path)?;
+                let new = new_inode(FileType::Directory, *mode, 0, 0, None);
+                self.made(volume.create_subvolume(parent.inode, &name, &new))
+            }
+            Operation::RemoveSubvolume { path } => {
+                let (parent, name) = self.place(path)?;
+                nothing(volume.remove_subvolume(parent.inode, &name))
+            }
             Operation::MakeSymlink { path, target_bytes } => {
                 let target = symlink_target(*target_bytes);
                 self.create(path, new_inode(FileType::Symlink, 0o777, 0, 0, Some(&target)))
@@ -262,7 +295,7 @@ impl Runner {
                 self.made(volume.link(node.inode, parent.inode, &name))
             }
             Operation::LinkHandle { handle, to } => {
-                let node = self.target(&Target::Handle(*handle))?;
+                let node = self.usable(&Target::Handle(*handle))?;
                 let (parent, name) = self.place(to)?;
                 self.made(volume.link(node.inode, parent.inode, &name))
             }
@@ -363,7 +396,7 @@ impl Runner {
                 nothing(volume.allocate(held.inode, *offset_bytes, *length_bytes, mode))
             }
             Operation::CopyRange { from, from_offset_bytes, to, to_offset_bytes, length_bytes } => {
-                let (source, target) = (self.target(from)?, self.target(to)?);
+                let (source, target) = (self.usable(from)?, self.usable(to)?);
                 let copied = mount_calls::copy_range(
                     volume,
                     index,
@@ -378,6 +411,7 @@ impl Runner {
                 let kind = if *data_only { FsyncKind::DataOnly } else { FsyncKind::Full };
                 match &self.fsync_ended {
                     Some(ended) if !wait => {
+                        self.usable(target)?;
                         let ended = ended.clone();
                         let completion = Box::new(move |result| ended(index, result));
                         match index % 3 {

@@ -38,6 +38,8 @@ pub enum Sabotage {
     ForgetsLinks,
     /// The judge does not compare extended attributes.
     ForgetsXattrs,
+    /// The judge does not compare what is a subvolume.
+    ForgetsSubvolumes,
     /// The judge accepts every version of a block, however old.
     ForgetsData,
     /// The judge does not compare sizes.
@@ -69,7 +71,12 @@ impl Sabotage {
     pub(crate) fn performs(self, operation: &Operation) -> bool {
         let is_durability = matches!(
             operation,
-            Operation::Fsync { .. } | Operation::Sync | Operation::Commit | Operation::Trim
+            Operation::Fsync { .. }
+                | Operation::Sync
+                | Operation::Commit
+                | Operation::Trim
+                | Operation::MakeSubvolume { .. }
+                | Operation::RemoveSubvolume { .. }
         );
         self != Self::ClientsNeverSync || !is_durability
     }
@@ -119,13 +126,16 @@ impl Sabotage {
                 && (facts.mode, facts.uid, facts.gid) != (there.mode, there.uid, there.gid);
             let links = self != Self::ForgetsLinks && facts.links != there.links;
             let xattrs = self != Self::ForgetsXattrs && facts.xattrs != there.xattrs;
-            names || attributes || links || xattrs
+            let subvolumes =
+                self != Self::ForgetsSubvolumes && facts.is_subvolume != there.is_subvolume;
+            names || attributes || links || xattrs || subvolumes
         };
         match self {
             Self::ForgetsNames
             | Self::ForgetsAttributes
             | Self::ForgetsLinks
-            | Self::ForgetsXattrs => {
+            | Self::ForgetsXattrs
+            | Self::ForgetsSubvolumes => {
                 (self == Self::ForgetsNames || expected.names.len() == found.names.len())
                     && !found.names.iter().any(|(path, (there, _))| differs(path, there))
             }

@@ -14,6 +14,7 @@ use crate::second_reader;
 use crate::sequence::{Recording, quiet_options};
 use crate::snapshot::hash;
 use crate::survivors::{State, Survived, describe, sets, tears};
+use crate::unfinished::{expect_removals_to_end, finish_orphans};
 use cairn_blockdev::simulated::{CrashExplorer, DiscardContent, EventInfo, Fate, WriteInfo};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};
@@ -219,9 +220,9 @@ impl<'a> Search<'a> {
 
     /// Everything that an image holds, without changing it.
     fn read(&mut self, state: &Arc<SimulatedDevice>) -> Result<Found, String> {
-        let replayable = self.oracle.expect_clean(&**state)?;
+        let before = self.oracle.expect_clean(&**state)?;
         self.oracle.plant_damage(|| Ok(Arc::new(state.snapshot())))?;
-        self.report.replayed += u64::from(replayable > 0);
+        self.report.replayed += u64::from(before.checkpoints > 0);
         let volume = open(state, true)?;
         let found = Found::read(&volume)?;
         second_reader::compare(&**state, &volume, &found)?;
@@ -239,9 +240,13 @@ impl<'a> Search<'a> {
         let state = Arc::new(image.snapshot());
         state.start_recording();
         let volume = open(&state, false)?;
+        expect_removals_to_end(&volume)?;
         self.oracle.judge(fingerprint, &Arc::new(Found::read(&volume)?), position)?;
         volume.close().map_err(|error| format!("closing: {error}"))?;
-        self.oracle.expect_clean(&*state)?;
+        if self.oracle.expect_clean(&*state)?.orphans > 0 {
+            let copy = Arc::new(state.snapshot());
+            finish_orphans(&|| Ok(copy.clone() as Arc<dyn BlockDevice>))?;
+        }
         self.report.recovered += 1;
         if self.oracle.sabotage() == Sabotage::NoCrashInRecovery {
             return Ok(());

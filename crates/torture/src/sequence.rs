@@ -154,7 +154,7 @@ impl Performer {
         self.history.push(operation.clone(), span, &effects, &self.model);
         if !is_fault {
             touched.note(&mut self.history, &self.model, &self.runner)?;
-            if found.is_ok() && is_waited_for(operation) {
+            if found.is_ok() && operation.is_waited_for() {
                 self.history.acknowledge(Acknowledgement { at, operation: index });
             }
             return Ok(match self.settle_fsyncs() {
@@ -163,6 +163,10 @@ impl Performer {
             });
         }
         let changes_nothing = operation.changes_no_file() || expected.is_err();
+        if !changes_nothing {
+            // If it was done, its times are those in memory; if not, they are as before.
+            let _not_done = touched.note(&mut self.history, &self.model, &self.runner);
+        }
         Ok(if changes_nothing { Attempt::Reported } else { Attempt::Unknown })
     }
 
@@ -182,7 +186,7 @@ impl Performer {
             &self.model,
         );
         touched.note(&mut self.history, &self.model, &self.runner)?;
-        if found.is_ok() && is_waited_for(operation) {
+        if found.is_ok() && operation.is_waited_for() {
             // Only what promises anything counts.
             self.history.acknowledge(Acknowledgement { at, operation: index });
         }
@@ -202,11 +206,6 @@ impl Performer {
         }
         outcome
     }
-}
-
-/// Whether all that an operation promises holds when it returns.
-fn is_waited_for(operation: &Operation) -> bool {
-    !matches!(operation, Operation::Fsync { wait: false, .. })
 }
 
 impl Start {

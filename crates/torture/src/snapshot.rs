@@ -19,6 +19,8 @@ pub type FullPath = Vec<Vec<u8>>;
 pub struct Facts {
     /// `d_type` of the object.
     pub file_type: u8,
+    /// Whether it is the root directory of a subvolume.
+    pub is_subvolume: bool,
     /// Permission bits.
     pub mode: u32,
     /// Owner.
@@ -135,6 +137,7 @@ fn model_facts(model: &Model, id: NodeId) -> Facts {
     };
     Facts {
         file_type: model_type(&node.body) as u8,
+        is_subvolume: model.is_subvolume(id),
         mode: node.mode,
         uid: node.uid,
         gid: node.gid,
@@ -188,6 +191,7 @@ fn found_facts(volume: &Volume, attributes: &Attributes) -> Result<Facts, Error>
     xattrs.sort();
     Ok(Facts {
         file_type: attributes.file_type as u8,
+        is_subvolume: volume.subvolume_of(inode)?.1,
         mode: attributes.mode & 0o7777,
         uid: attributes.uid,
         gid: attributes.gid,
@@ -244,6 +248,8 @@ pub fn of_volume(volume: &Volume, batch: usize) -> Result<Snapshot<InodeId>, Err
         (found_facts(volume, &volume.attributes(root)?)?, root),
     )]);
     let mut todo = vec![(FullPath::new(), root)];
+    // By subvolume, that in which its name stands.
+    let mut parents = BTreeMap::new();
     while let Some((path, directory)) = todo.pop() {
         for (name, listed, listed_type) in list(volume, directory, batch)? {
             let attributes = volume.lookup(directory, &name)?;
@@ -267,10 +273,31 @@ pub fn of_volume(volume: &Volume, batch: usize) -> Result<Snapshot<InodeId>, Err
                 }
                 todo.push((path.clone(), attributes.inode));
             }
+            let (subvolume, is_root) = volume.subvolume_of(attributes.inode)?;
+            let (above, _) = volume.subvolume_of(directory)?;
+            let is_second = is_root && parents.insert(subvolume, above).is_some();
+            if is_second || !is_root && subvolume != above {
+                let problem = format!("{} in subvolume {above} is one of {subvolume}", show(&path));
+                return Err(Error::NotAVolume(problem));
+            }
             names.insert(path, (facts?, attributes.inode));
         }
     }
+    expect_subvolumes(volume, &parents)?;
     Ok(Snapshot::finish(names))
+}
+
+/// Each subvolume with a name was met where the volume says that it is, and no other one.
+fn expect_subvolumes(volume: &Volume, parents: &BTreeMap<u64, u64>) -> Result<(), Error> {
+    let (shown, _) = volume.subvolume_of(volume.root())?;
+    let all = volume.subvolumes()?;
+    let named = all.iter().filter(|info| info.id != shown && !info.is_dying);
+    let listed: BTreeMap<u64, u64> = named.map(|info| (info.id, info.parent)).collect();
+    if listed == *parents {
+        return Ok(());
+    }
+    let problem = format!("subvolumes and their parents: names {parents:?}, listed {listed:?}");
+    Err(Error::NotAVolume(problem))
 }
 
 /// The part of a whole volume's snapshot that belongs to one client, as [`of_model`] shows it.

@@ -15,6 +15,7 @@ const C: Name = Name(2);
 const D: Name = Name(3);
 const E: Name = Name(4);
 const F: Name = Name(5);
+const S: Name = Name(7);
 
 fn path(names: &[Name]) -> Path {
     Path { base: Base::Own, names: names.to_vec() }
@@ -250,6 +251,43 @@ pub const STEPS: &[Step] = &[
                 special: Special::Fifo,
                 device: 0,
             }]
+        },
+    },
+    Step {
+        name: "make the subvolume s with a file",
+        make: |_, tag| {
+            vec![
+                Operation::MakeSubvolume { path: path(&[S]), mode: 0o755 },
+                Operation::Create { path: path(&[S, B]), mode: 0o644, uid: 0 },
+                write(&[S, B], 0, 9000, Tag { operation: tag.operation + 2, ..tag }),
+            ]
+        },
+    },
+    Step {
+        name: "create s/c and fsync it",
+        make: |_, tag| {
+            vec![
+                Operation::Create { path: path(&[S, C]), mode: 0o644, uid: 0 },
+                write(&[S, C], 0, 5000, next(tag)),
+                fsync(&[S, C], false),
+            ]
+        },
+    },
+    Step {
+        name: "remove the subvolume s",
+        make: |_, _| vec![Operation::RemoveSubvolume { path: path(&[S]) }],
+    },
+    Step {
+        name: "rename the subvolume s to d/s",
+        make: |_, _| vec![rename(&[S], &[D, S], Rename::Replace)],
+    },
+    Step {
+        name: "unlink s/b and rmdir s",
+        make: |_, _| {
+            vec![
+                Operation::Unlink { path: path(&[S, B]) },
+                Operation::RemoveDirectory { path: path(&[S]) },
+            ]
         },
     },
     Step { name: "fsync a", make: |_, _| vec![fsync(&[A], false)] },

@@ -125,13 +125,7 @@ impl Client {
         } else {
             compare_outcome(index, &operation, &found, &expected)?;
         }
-        let waited = matches!(
-            operation,
-            Operation::Fsync { wait: true, .. }
-                | Operation::Sync
-                | Operation::Commit
-                | Operation::Trim
-        );
+        let waited = operation.is_waited_for();
         let touched = Touched::by(&operation, &effects, &self.model, begun);
         self.history.push(operation, Span { history_begin, begin, end }, &effects, &self.model);
         touched.note(&mut self.history, &self.model, runner)?;

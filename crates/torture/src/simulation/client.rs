@@ -104,7 +104,7 @@ impl Client {
         if !failed {
             compare_outcome(index, operation, &found, &expected)?;
         }
-        let waited = matches!(operation, Operation::Fsync { wait: true, .. } | Operation::Sync);
+        let waited = operation.is_waited_for();
         self.history.push(
             operation.clone(),
             Span { history_begin, begin, end },
