@@ -15,6 +15,7 @@ use crate::second_reader;
 use crate::shape::{FILLER_NAME, Shape, record};
 use crate::snapshot::hash;
 use crate::survivors::{State, Survived};
+use crate::unfinished::{expect_removals_to_end, finish_orphans, recovery_options};
 use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, FileDevice, SimulatedDevice};
 use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
@@ -144,16 +145,6 @@ impl CrashReport {
         self.late += other.late;
         self.flushes_beside_writes += other.flushes_beside_writes;
         self.checked.add(&other.checked);
-    }
-}
-
-/// Options for opening a state: nothing happens but what is asked for.
-fn recovery_options() -> VolumeOptions {
-    VolumeOptions {
-        background: false,
-        node_cache_bytes: 1 << 20,
-        data_cache_bytes: 0,
-        ..VolumeOptions::default()
     }
 }
 
@@ -363,47 +354,6 @@ impl Judge<'_> {
             .and_then(|()| expect_file(&self.open(&again, true)?, name, &data))
             .map_err(|error| keep(self.keep_in, &original, error))
     }
-}
-
-/// What a crash left of the removal of a subvolume is removed while the volume is opened, or after
-/// a commit, if there was no space for that.
-///
-/// # Errors
-/// It is still there.
-pub fn expect_removals_to_end(volume: &Volume) -> Result<(), String> {
-    let are_left = || {
-        let subvolumes = volume.subvolumes().map_err(|error| format!("subvolumes: {error}"))?;
-        Ok::<bool, String>(subvolumes.iter().any(|subvolume| subvolume.is_dying))
-    };
-    if are_left()? {
-        volume.sync().map_err(|error| format!("sync: {error}"))?;
-        volume.sync().map_err(|error| format!("sync: {error}"))?;
-        if are_left()? {
-            return Err("the removal of a subvolume was interrupted, and does not go on".into());
-        }
-    }
-    Ok(())
-}
-
-/// What a crash left unfinished in subvolumes that nobody has opened is done once somebody has, in
-/// the background. Before, the device was opened for writing and closed in order.
-///
-/// # Errors
-/// Something is left.
-pub fn finish_orphans(
-    open: &dyn Fn() -> Result<Arc<dyn BlockDevice>, String>,
-) -> Result<(), String> {
-    let options = VolumeOptions { background: true, ..recovery_options() };
-    let volume = Volume::open(open()?, options).map_err(|error| format!("opening: {error}"))?;
-    Found::read(&volume)?;
-    volume.close().map_err(|error| format!("closing after unfinished removals: {error}"))?;
-    drop(volume);
-    // Data that could not be written may be missing.
-    let left = expect_clean_but_for(&*open()?, Some(PassId::Data))?.orphans;
-    if left > 0 {
-        return Err(format!("{left} removals or truncations do not go on after a crash"));
-    }
-    Ok(())
 }
 
 fn expect_file(volume: &Volume, name: &[u8], data: &[u8]) -> Result<(), String> {

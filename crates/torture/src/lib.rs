@@ -70,6 +70,7 @@ pub mod survivors;
 pub mod systematic;
 mod times;
 pub mod uneven;
+pub mod unfinished;
 pub mod verdict;
 pub mod watchdog;
 mod ways_to_fsync;

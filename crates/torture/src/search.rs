@@ -6,7 +6,7 @@
 //! is read. What was found is then judged for every failure that leaves this image, since what has
 //! been acknowledged differs. Some images are also recovered for good: opened for writing, judged,
 //! closed, checked again; and the power fails once more during that.
-use crate::crash::{expect_removals_to_end, finish_orphans, keep};
+use crate::crash::keep;
 use crate::found::Found;
 use crate::oracle::{Checked, Oracle};
 use crate::sabotage::Sabotage;
@@ -14,6 +14,7 @@ use crate::second_reader;
 use crate::sequence::{Recording, quiet_options};
 use crate::snapshot::hash;
 use crate::survivors::{State, Survived, describe, sets, tears};
+use crate::unfinished::{expect_removals_to_end, finish_orphans};
 use cairn_blockdev::simulated::{CrashExplorer, DiscardContent, EventInfo, Fate, WriteInfo};
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{Volume, VolumeOptions};

@@ -11,9 +11,10 @@ use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use cairn_fsck::{CheckOptions, check};
-use cairn_torture::crash::{expect_clean, expect_removals_to_end, finish_orphans};
+use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, format};
 use cairn_torture::seed_from_environment;
+use cairn_torture::unfinished::{expect_removals_to_end, finish_orphans};
 use std::sync::Arc;
 use std::time::Duration;
 
