@@ -32,6 +32,11 @@ impl InodeId {
         Self(u64::from(slot) << INODE_BITS | number.0)
     }
 
+    /// The inode with this number, as a volume says it, if there can be one.
+    pub(crate) fn of_number(slot: u32, number: u64) -> Option<Self> {
+        (number < INODE_NUMBER_END).then(|| Self::new(slot, InodeNumber(number)))
+    }
+
     /// The root directory of the subvolume in `slot`.
     pub(crate) fn root_of(slot: u32) -> Self {
         Self::new(slot, INODE_ROOT)
@@ -97,7 +102,9 @@ mod tests {
             assert_eq!((id.slot(), id.number()), (slot, number));
             assert!(i64::try_from(id.0).is_ok());
             assert_eq!(id.sibling(INODE_ROOT), InodeId::root_of(slot));
+            assert_eq!(InodeId::of_number(slot, number.0), Some(id));
         }
+        assert_eq!(InodeId::of_number(1, INODE_NUMBER_END), None);
         assert_eq!(InodeId::ROOT, InodeId::root_of(0));
     }
 }

@@ -436,15 +436,21 @@ impl Model {
         let ((old_parent, old_name), (new_parent, new_name)) = (self.place(from)?, self.place(to)?);
         Self::expect_name(&old_name)?;
         Self::expect_name(&new_name)?;
-        if self.nodes[&old_parent].subvolume != self.nodes[&new_parent].subvolume {
-            return Err(Failure::CrossDevice);
-        }
         self.expect_directory(old_parent)?;
         let source = *self.entries(old_parent).get(&old_name).ok_or(Failure::NotFound)?;
         self.expect_directory(new_parent)?;
         let target = self.entries(new_parent).get(&new_name).copied();
         if mode == Rename::NoReplace && target.is_some() {
             return Err(Failure::Exists);
+        }
+        // Only the name of a subvolume can leave one.
+        if self.nodes[&old_parent].subvolume != self.nodes[&new_parent].subvolume {
+            if !self.is_subvolume(source) {
+                return Err(Failure::CrossDevice);
+            }
+            if target.is_some() {
+                return Err(Failure::NotEmpty);
+            }
         }
         if mode == Rename::Exchange && target.is_none() {
             return Err(Failure::NotFound);

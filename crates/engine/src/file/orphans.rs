@@ -11,7 +11,7 @@ use crate::file::removal_queue::{Orphan, Removal, Taken};
 use crate::store::operation::Effort;
 use crate::store::recovery::meter::RecoveryMeter;
 use crate::{Error, Result};
-use cairn_format::{INODE_ORPHANS, InodeNumber, ItemKind, Key, OrphanKind, decode_orphan};
+use cairn_format::{INODE_ORPHANS, ItemKind, Key, OrphanKind, decode_orphan};
 use std::sync::Arc;
 
 /// Key of an inode's orphan item.
@@ -150,7 +150,11 @@ impl Files {
                 meter.at("unfinished removals", done, 0);
                 let finished = item.map_err(Error::from).and_then(|(key, value)| {
                     let kind = self.store.of_item(root, &key, decode_orphan(&value))?;
-                    self.finish_orphan(root.sibling(InodeNumber(key.offset)), kind)
+                    // There is no inode with an impossible number.
+                    match InodeId::of_number(root.slot(), key.offset) {
+                        Some(number) => self.finish_orphan(number, kind),
+                        None => Ok(()),
+                    }
                 });
                 if let Err(error) = finished {
                     tracing::warn!("an unfinished removal has to wait: {error}");

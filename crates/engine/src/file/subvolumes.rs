@@ -11,9 +11,7 @@ use super::Files;
 use super::removal_queue::{Orphan, Removal};
 use crate::store::operation::{Effort, Operation};
 use crate::{Error, InodeId, Result};
-use cairn_format::{
-    FileBlock, INODE_ORPHANS, InodeNumber, ItemKind, Key, OrphanKind, decode_orphan,
-};
+use cairn_format::{FileBlock, INODE_ORPHANS, ItemKind, Key, OrphanKind, decode_orphan};
 
 impl Files {
     /// Opens the subvolume of `inode` unless it is open.
@@ -29,8 +27,10 @@ impl Files {
                     OrphanKind::Remove => Removal::Inode,
                     OrphanKind::Truncate => Removal::Tail,
                 };
-                let number = inode.sibling(InodeNumber(key.offset));
-                unfinished.push(Orphan { number, blocks: 0, removal });
+                // There is no inode with an impossible number.
+                if let Some(number) = InodeId::of_number(inode.slot(), key.offset) {
+                    unfinished.push(Orphan { number, blocks: 0, removal });
+                }
             }
             let truncated = unfinished.iter().filter(|one| one.removal == Removal::Tail);
             self.orphans.note_truncated(truncated.map(|one| one.number));

@@ -12,8 +12,7 @@ use crate::types::now;
 use crate::types::{Attributes, NewInode};
 use crate::{Error, Result};
 use cairn_format::{
-    EntryTarget, FileType, InodeItem, InodeNumber, ItemKind, OrphanKind, SYMLINK_PART_BYTES,
-    encode_orphan,
+    EntryTarget, FileType, InodeItem, ItemKind, OrphanKind, SYMLINK_PART_BYTES, encode_orphan,
 };
 use std::sync::atomic::Ordering;
 
@@ -347,6 +346,11 @@ impl Names {
         if directory.is_subvolume_root() && directory != InodeId::ROOT {
             return self.store.trees.named_in(directory);
         }
-        Ok(directory.sibling(InodeNumber(state.item.parent)))
+        let parent = state.item.parent;
+        drop(state);
+        InodeId::of_number(directory.slot(), parent).ok_or_else(|| {
+            let problem = format!("it is in the impossible directory {parent}");
+            self.store.damaged_item(directory, &directory.key(ItemKind::Inode, 0), problem)
+        })
     }
 }

@@ -79,7 +79,7 @@ impl Names {
         let (mut listed, mut paths) = (HashSet::new(), HashMap::new());
         for place in self.store.trees.places()? {
             let Ok(slot) = self.store.trees.slot_of(place.subvolume) else { continue };
-            let directory = InodeId::new(slot, place.directory);
+            let Some(directory) = InodeId::of_number(slot, place.directory.0) else { continue };
             if !listed.insert(directory) {
                 continue;
             }

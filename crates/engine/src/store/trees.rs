@@ -301,7 +301,8 @@ impl Trees {
     /// The directory with the name of the subvolume with the root directory `root`, which is open.
     pub(crate) fn named_in(&self, root: InodeId) -> Result<InodeId> {
         let place = *self.subvolume(root)?.opened().place.lock();
-        Ok(InodeId::new(self.slot_of(place.subvolume)?, place.directory))
+        InodeId::of_number(self.slot_of(place.subvolume)?, place.directory.0)
+            .ok_or_else(|| self.damaged("a subvolume in an impossible directory".into()))
     }
 
     /// The tree of files that an item of the log belongs to.

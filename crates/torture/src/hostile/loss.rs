@@ -57,6 +57,8 @@ fn lost_names(report: &Report, before: &Found, after: &Found) -> Option<String> 
 
 fn changed_times_or_counts(report: &Report, before: &Found, after: &Found) -> Option<String> {
     let (names_before, names_after) = (names_of_each(before), names_of_each(after));
+    // A directory that lost a name, for which the object named is to blame, is smaller.
+    let (held_before, held_after) = (names_in_each(before), names_in_each(after));
     // The root's change when it gets lost+found, and counts when a name comes or goes; if passes
     // were left out, fsck has not compared these.
     let gets_name =
@@ -67,7 +69,9 @@ fn changed_times_or_counts(report: &Report, before: &Found, after: &Found) -> Op
         .iter()
         .filter_map(|(object, old)| Some((*object, old, after.objects.get(object)?)));
     let mut different = both.filter_map(|(object, old, new)| {
-        let counted = !left_out && names_before.get(&object) == names_after.get(&object);
+        let counted = !left_out
+            && names_before.get(&object) == names_after.get(&object)
+            && held_before.get(&object) == held_after.get(&object);
         let what = match (new.times == old.times, new.counts == old.counts) {
             (false, _) => "times",
             (true, false) if counted => "links and space",
@@ -78,6 +82,15 @@ fn changed_times_or_counts(report: &Report, before: &Found, after: &Found) -> Op
     });
     let (object, old, what) = different.next()?;
     Some(format!("{:?}, {object}, has not the {what} that it had before the repair", old.path))
+}
+
+/// How many names stand in each directory.
+fn names_in_each(found: &Found) -> BTreeMap<ObjectId, usize> {
+    let mut names = BTreeMap::new();
+    for (directory, _) in found.names.keys() {
+        *names.entry(*directory).or_default() += 1;
+    }
+    names
 }
 
 fn names_of_each(found: &Found) -> BTreeMap<ObjectId, BTreeSet<&(ObjectId, Vec<u8>)>> {
