@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn extents_that_overlap_are_an_error_to_read() {
         // A checkpoint's extent moved into the one before it.
-        let input = from_hex("86d02ed7fe5f0a599a0431cc760436e7802f4bb7b3").expect("hexadecimal");
+        let input = from_hex("88d02ed7fe5f0a599a0431cc760436e7802f4bb7b3").expect("hexadecimal");
         let found = read(&Arc::new(program::run(&BaseImage::all(), &input)), &mut Seen::default())
             .expect("it can be opened");
         assert!(

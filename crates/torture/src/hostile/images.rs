@@ -19,8 +19,6 @@ const IMAGES: [(&str, &[u8]); 7] = [
     ("orphans", include_bytes!("../../corpus/images/orphans.sparse")),
     ("wrapped", include_bytes!("../../corpus/images/wrapped.sparse")),
     ("deep", include_bytes!("../../corpus/images/deep.sparse")),
-    ("subvolumes", include_bytes!("../../corpus/images/subvolumes.sparse")),
-    ("logged-in-subvolumes", include_bytes!("../../corpus/images/logged-in-subvolumes.sparse")),
 ];
 
 /// A volume, and where its structures stand.

@@ -20,10 +20,13 @@ fn findings(report: &Report, object: ObjectId) -> impl Iterator<Item = &Finding>
 }
 
 fn lost_content(report: &Report, before: &Found, after: &Found) -> Option<String> {
-    // What a read of overlapping extents returned depended on where it began.
+    // What a read of overlapping extents returned depended on where it began; the root of a
+    // subvolume that was read as something else becomes a directory.
     let overlap = |object| {
-        findings(report, object)
-            .any(|finding| finding.problem.contains("inside the extent before it"))
+        findings(report, object).any(|finding| {
+            finding.problem.contains("inside the extent before it")
+                || finding.problem.contains("the root is not a directory")
+        })
     };
     let (object, old, new) =
         before.objects.iter().map(|(object, old)| (*object, old, after.objects.get(object))).find(
