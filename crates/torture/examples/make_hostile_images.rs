@@ -1,12 +1,11 @@
 //! Makes the volumes that the fuzzer begins with: `cargo run -p cairn-torture --example
-//! make_hostile_images DIR [NAME]`.
+//! make_hostile_images DIR`.
 //!
 //! Identity and times are new each time, so the inputs of the corpus mean something else
 //! afterwards.
 #[path = "../../fsck/tests/golden/sparse_image.rs"]
 mod sparse_image;
 
-use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{
@@ -190,86 +189,27 @@ fn deep(volume: &Volume) -> Done {
     Ok(())
 }
 
-/// Subvolumes in each other, one of which has moved.
-fn subvolumes(volume: &Volume) -> Done {
-    let (root, directory) = (volume.root(), new(FileType::Directory));
-    let folder = volume.create(root, b"folder", &directory)?.inode;
-    let home = volume.create_subvolume(root, b"home", &directory)?.inode;
-    let inner = volume.create_subvolume(home, b"inner", &directory)?.inode;
-    volume.create_subvolume(home, b"empty", &directory)?;
-    let gone = volume.create_subvolume(folder, b"gone", &directory)?.inode;
-    for (index, parent) in [root, home, inner, gone].into_iter().cycle().take(48).enumerate() {
-        let inode = file(volume, parent, &format!("file-{index}"), index as u64 % 4)?;
-        volume.set_xattr(inode, b"user.x", &[1; 300], XattrMode::Any)?;
-    }
-    volume.rename(root, b"home", folder, b"home", RenameMode::Replace)?;
-    volume.sync()?;
-    Ok(volume.commit()?)
-}
-
-/// Items of three subvolumes in the log.
-fn logged_in_subvolumes(volume: &Volume) -> Done {
-    let folder = volume.lookup(volume.root(), b"folder")?.inode;
-    let home = volume.lookup(folder, b"home")?.inode;
-    let inner = volume.lookup(home, b"inner")?.inode;
-    for (index, parent) in [folder, home, inner].into_iter().cycle().take(9).enumerate() {
-        let inode = file(volume, parent, &format!("logged-{index}"), index as u64)?;
-        volume.fsync_blocking(inode, FsyncKind::Full)?;
-    }
-    volume.unlink(home, b"file-1")?;
-    Ok(volume.sync()?)
-}
-
-/// The volume of `device` as a power failure leaves it right after a subvolume has lost its name,
-/// with all that was in it.
-fn with_a_removal_begun(
-    device: &SimulatedDevice,
-    volume: &Volume,
-) -> Result<SimulatedDevice, Box<dyn Error>> {
-    device.start_recording();
-    let folder = volume.lookup(volume.root(), b"folder")?.inode;
-    volume.remove_subvolume(folder, b"gone")?;
-    let mut explorer = device.explorer();
-    loop {
-        let state = explorer.state_with(|unflushed| vec![Fate::Lost; unflushed.len()]);
-        let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
-        let opened = Volume::open(Arc::new(state.snapshot()), options)?;
-        if opened.subvolumes()?.iter().any(|subvolume| subvolume.is_dying) {
-            return Ok(state);
-        }
-        assert!(explorer.advance(), "the removal has a commit of its own");
-    }
-}
-
 fn main() -> Done {
-    let folder = std::env::args().nth(1).ok_or("usage: make_hostile_images DIR [NAME]")?;
-    let only = std::env::args().nth(2);
+    let folder = std::env::args().nth(1).ok_or("usage: make_hostile_images DIR")?;
     let save = |name: &str, device: &SimulatedDevice| -> Done {
         let sparse = sparse_image::save(device)?;
         println!("{name}: {} bytes", sparse.len());
         Ok(std::fs::write(format!("{folder}/{name}.sparse"), sparse)?)
     };
-    let is_wanted = |name: &str| only.as_ref().is_none_or(|only| only == name);
-    let makers: [(&str, u64, &[Part], bool); 6] = [
+    let makers: [(&str, u64, &[Part], bool); 5] = [
         ("everything", 16, &[everything], true),
         ("logged", 16, &[everything, logged], false),
         ("orphans", 16, &[orphans], false),
         ("wrapped", 16, &[wrapped], false),
         ("deep", 24, &[deep], true),
-        ("logged-in-subvolumes", 16, &[subvolumes, logged_in_subvolumes], false),
     ];
-    for (name, mib, parts, close) in makers.into_iter().filter(|maker| is_wanted(maker.0)) {
+    for (name, mib, parts, close) in makers {
         let (device, volume) = start(mib << 20)?;
         parts.iter().try_for_each(|part| part(&volume))?;
         if close {
             volume.close()?;
         }
         save(name, &device)?;
-    }
-    if is_wanted("subvolumes") {
-        let (device, volume) = start(16 << 20)?;
-        subvolumes(&volume)?;
-        save("subvolumes", &with_a_removal_begun(&device, &volume)?)?;
     }
     Ok(())
 }

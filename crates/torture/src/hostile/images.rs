@@ -13,7 +13,7 @@ use cairn_format::{
 use std::sync::Arc;
 
 /// Name and sparse content of each volume. Inputs name them by their number: append only.
-const IMAGES: [(&str, &[u8]); 7] = [
+const IMAGES: [(&str, &[u8]); 5] = [
     ("everything", include_bytes!("../../corpus/images/everything.sparse")),
     ("logged", include_bytes!("../../corpus/images/logged.sparse")),
     ("orphans", include_bytes!("../../corpus/images/orphans.sparse")),

@@ -4,15 +4,13 @@
 //! An input is bytes: the number of the volume, then operations, each a byte that says what and
 //! bytes that say where and with which value. Every sequence of bytes is a valid program; numbers
 //! are taken modulo what there is.
-mod subvolumes;
-
 use super::images::{BaseImage, read_checkpoint, read_node};
 use super::overlay::OverlayDevice;
 use cairn_format::{
     BITMAP_BYTES, BLOCK_SIZE, BlockNumber, CHECKPOINT_HEADER_BYTES, COUNTER_WRITABLE_MAX,
     Checkpoint, CheckpointBuilder, CheckpointEntry, DirectoryEntry, ENTRY_HEADER_BYTES, EntryFlags,
     Geometry, HEADER_BYTES, Header, ItemKind, Key, NODE_BLOCKS, NODE_SIZE, Node, TREE_FILES,
-    TreeId, node::VALUE_BYTES_MAX,
+    node::VALUE_BYTES_MAX,
 };
 
 /// Operations beyond this number are not looked at.
@@ -23,9 +21,6 @@ const ENTRIES_MAX: usize = 6;
 /// Begins an operation that exchanges two names. The operations that it was taken from keep their
 /// other numbers, so that older inputs mean what they meant.
 pub const EXCHANGE_NAMES: [u8; 2] = [15, 0xd7];
-
-/// Begins an operation on subvolumes; taken from the same operations.
-pub const SUBVOLUMES: [u8; 2] = [15, 0xd3];
 
 /// Offset and width of the fields of a header that matter.
 const HEADER_FIELDS: [(usize, usize); 6] = [(8, 2), (12, 4), (16, 8), (24, 8), (32, 8), (40, 8)];
@@ -99,15 +94,13 @@ struct Draft<'i> {
     base: &'i BaseImage,
     device: OverlayDevice,
     input: Input<'i>,
-    /// Whose items are appended to the log.
-    logged: TreeId,
 }
 
 /// The volume that the input means.
 pub fn run(bases: &[BaseImage], bytes: &[u8]) -> OverlayDevice {
     let mut input = Input { bytes, at: 0 };
     let base = &bases[input.below(bases.len())];
-    let mut draft = Draft { base, device: base.device(), input, logged: TREE_FILES };
+    let mut draft = Draft { base, device: base.device(), input };
     for _ in 0..OPERATIONS_MAX {
         if draft.input.is_empty() {
             break;
@@ -416,8 +409,11 @@ impl Draft<'_> {
             let Some((key, value)) = self.any_item() else { continue };
             let flags = EntryFlags(self.input.byte() % 4);
             let value = if flags.contains(EntryFlags::DELETE) { Vec::new() } else { value };
-            let tree =
-                if self.input.byte() == 255 { TreeId(self.number(256)) } else { self.logged };
+            let tree = if self.input.byte() == 255 {
+                cairn_format::TreeId(self.number(256))
+            } else {
+                TREE_FILES
+            };
             builder.push(CheckpointEntry { tree, key, flags, value: &value });
         }
         let choice = self.input.byte();
@@ -570,8 +566,6 @@ impl Draft<'_> {
         let choice = self.input.byte();
         if choice == EXCHANGE_NAMES[1] {
             self.exchange_names();
-        } else if choice == SUBVOLUMES[1] {
-            self.subvolumes();
         } else if choice.is_multiple_of(4) {
             let length = (self.number(blocks) % (blocks + 1)) * BLOCK_SIZE as u64;
             self.device = self.device.copy().cut(length);
