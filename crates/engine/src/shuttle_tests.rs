@@ -238,7 +238,7 @@ impl Removals {
     }
 
     fn push(&self, numbers: std::ops::Range<u64>) {
-        numbers.for_each(|number| self.queue.push(Orphan { number: InodeId(number), blocks: 0 }));
+        numbers.for_each(|number| self.queue.push(Orphan::inode(InodeId(number), 0)));
     }
 
     fn times_removed(&self, numbers: std::ops::Range<u64>) -> Vec<u64> {
