@@ -1,7 +1,7 @@
 //! How an open volume numbers inodes.
 //!
-//! Invariant: the *slot* of a subvolume is the number in its item, or 0 for the one that is shown at
-//! the root. It is given to no other subvolume while the volume is open. So an id means the same
+//! Invariant: the *slot* of a subvolume is the number in its item, or 0 for the one that is shown
+//! at the root. It is given to no other subvolume while the volume is open. So an id means the same
 //! inode from when it was learnt until the volume is closed, and the next time that it is opened,
 //! unless another subvolume is shown at the root.
 use cairn_format::{

@@ -24,8 +24,8 @@ pub struct SubvolumeItem {
     pub is_dying: bool,
     /// Identity, random.
     pub uuid: [u8; 16],
-    /// With an inode number, the number of that inode in a mount; below [`NUMBER_END`], and no other
-    /// subvolume's. That of the first one is 0.
+    /// With an inode number, the number of that inode in a mount; below [`NUMBER_END`], and no
+    /// other subvolume's. That of the first one is 0.
     ///
     /// [`NUMBER_END`]: SubvolumeItem::NUMBER_END
     pub number: u32,

@@ -1,5 +1,5 @@
-//! Subvolumes of a mounted volume, for programs: one request to a directory of the mount, as JSON in
-//! the buffer of an ioctl, and one reply.
+//! Subvolumes of a mounted volume, for programs: one request to a directory of the mount, as JSON
+//! in the buffer of an ioctl, and one reply.
 use crate::control::open_in_mount;
 use crate::error::MountError;
 use crate::kernel;

@@ -390,8 +390,8 @@ impl Company {
         Ok(outcome)
     }
 
-    /// What is read now, and what is on the device after a power failure now, or at `points` earlier
-    /// moments, is right.
+    /// What is read now, and what is on the device after a power failure now, or at `points`
+    /// earlier moments, is right.
     ///
     /// # Errors
     /// What is wrong.

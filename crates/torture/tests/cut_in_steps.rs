@@ -3,9 +3,9 @@
 //! planned reads among them. The volume has far less memory than its trees need, so it commits
 //! between the steps.
 //!
-//! Required: what a program has seen of an operation is done. Each read returns what the model says:
-//! the cut, and then what was written behind it. In the end all is the same after a remount, and
-//! fsck finds nothing. `CAIRN_SEED` repeats the choices.
+//! Required: what a program has seen of an operation is done. Each read returns what the model
+//! says: the cut, and then what was written behind it. In the end all is the same after a remount,
+//! and fsck finds nothing. `CAIRN_SEED` repeats the choices.
 use cairn_blockdev::{AlignedBuffer, BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{
     AllocateMode, AttributeChange, Error, FsyncKind, InodeId, ReadAtOnce, Volume, VolumeOptions,

@@ -275,8 +275,8 @@ fn fsck_finds_each_change_of_a_field_that_the_format_does_not_permit() {
     let only = std::env::var("CAIRN_FIELD").ok();
     let mut tally: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     let mut problems = Vec::new();
-    // In the files of a subvolume that is being removed nothing matters; what may stand in the items
-    // of subvolumes, `subvolume_tests.rs` of `cairn-fsck` says.
+    // In the files of a subvolume that is being removed nothing matters; what may stand in the
+    // items of subvolumes, `subvolume_tests.rs` of `cairn-fsck` says.
     let has_one = |base: &BaseImage| !base.superblock.features.has_subvolumes();
     for base in BaseImage::all().into_iter().filter(has_one) {
         let removed = remove_all(&base.device()).expect("a whole volume");

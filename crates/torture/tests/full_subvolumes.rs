@@ -1,6 +1,6 @@
-//! Space and removal with subvolumes: volumes are filled in subvolumes, in nested ones too, and these are
-//! removed with what is in them, also by power failures and mounts that end in the middle of that.
-//! Afterwards the volume is as empty as it was, each time.
+//! Space and removal with subvolumes: volumes are filled in subvolumes, in nested ones too, and
+//! these are removed with what is in them, also by power failures and mounts that end in the middle
+//! of that. Afterwards the volume is as empty as it was, each time.
 use cairn_blockdev::simulated::EventInfo;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{

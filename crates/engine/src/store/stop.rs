@@ -41,8 +41,8 @@ impl Store {
             .or_else(|| self.log.error().map(|error| Error::from(error).into_failure()))
     }
 
-    /// Stops all changes after a failure; every waiter gets an error. No lock is held: waiters bring
-    /// callbacks.
+    /// Stops all changes after a failure; every waiter gets an error. No lock is held: waiters
+    /// bring callbacks.
     pub(crate) fn fail(&self, error: &Error) {
         self.refuse_changes(error);
         self.end_waits(LogError::Aborted(error.clone().into_failure().as_str().into()));

@@ -12,8 +12,8 @@
 //!   A tree has changed if its root *pointer* is another one: its root's generation says nothing,
 //!   since a removal can make an older leaf the root.
 //!
-//! Lock discipline: `opening` (rank SUBVOLUMES) is held while a subvolume is opened, and around each
-//! change of the tree of subvolumes, of marks of removal and of places; the others are leaves.
+//! Lock discipline: `opening` (rank SUBVOLUMES) is held while a subvolume is opened, and around
+//! each change of the tree of subvolumes, of marks of removal and of places; the others are leaves.
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, NodeCache, Tree};
 use cairn_environment::Rank;

@@ -312,8 +312,8 @@ impl Volume {
         self.files().forget_all();
     }
 
-    /// Makes an inode durable; `completion` runs exactly once, when that is known, on this thread or
-    /// another, and no lock is held then. A panic on the way is an error, too.
+    /// Makes an inode durable; `completion` runs exactly once, when that is known, on this thread
+    /// or another, and no lock is held then. A panic on the way is an error, too.
     pub fn fsync(&self, inode: InodeId, kind: FsyncKind, completion: Completion) {
         self.files().fsync(inode, kind, CallerLeads::UntilSeveralWait, completion);
     }
