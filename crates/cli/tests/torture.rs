@@ -152,8 +152,8 @@ fn a_run_that_would_test_nothing_is_refused() {
     torture.refuses(&["crash", "--seconds", "0.000000001"], "nothing was tested");
     torture.refuses(&["systematic", "--length", "1", "--sample", "0"], "--sample");
     torture.refuses(
-        &["systematic", "--length", "1", "--from", "47"],
-        "there is no workload 47; there are 47",
+        &["systematic", "--length", "1", "--from", "52"],
+        "there is no workload 52; there are 52",
     );
     torture.refuses(
         &["systematic", "--length", "1", "--seconds", "0.000000001"],
