@@ -56,7 +56,7 @@ impl Floors {
             sizes: 10_000,
             times: 60_000,
             allocation: 9000,
-            subvolumes: 1500,
+            subvolumes: 300,
         },
         planted: 850,
     };
@@ -79,7 +79,8 @@ impl Floors {
             sizes: 15,
             times: 480,
             allocation: 50,
-            subvolumes: 9,
+            // A sample may have no step with one.
+            subvolumes: 0,
         },
         planted: 40,
     };
@@ -117,7 +118,8 @@ impl Floors {
             sizes: 370,
             times: 2000,
             allocation: 300,
-            subvolumes: 100,
+            // There may be few workloads.
+            subvolumes: 0,
         },
         planted: 760,
     };

@@ -54,6 +54,7 @@ fn sequences_of_one_step() {
             && report.search.during_recovery > 0
     );
     assert!(report.search.checked.images < report.search.states, "no image was left twice");
+    assert!(report.search.checked.promises.subvolumes > 0, "no subvolume was promised");
 }
 
 #[test]
