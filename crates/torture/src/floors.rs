@@ -79,8 +79,7 @@ impl Floors {
             sizes: 15,
             times: 480,
             allocation: 50,
-            // A sample may have no step with one.
-            subvolumes: 0,
+            subvolumes: 9,
         },
         planted: 40,
     };
