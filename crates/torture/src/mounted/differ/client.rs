@@ -114,7 +114,8 @@ impl<'a> Client<'a> {
             };
             let (mapped, kept) = (is_one_of(&self.mapped), is_one_of(&self.kept));
             let name = |text: String| format!("{target:?}: {text}");
-            let known = Known { mapped, kept, synced: false };
+            let truncated = is_one_of(&self.truncated);
+            let known = Known { mapped, kept, synced: false, truncated };
             self.rules.compare(&old, known).map_err(|text| name(format!("before it: {text}")))?;
             self.rules.compare(&new, known).map_err(name)?;
             self.compare_blocks(target, &new, known).map_err(name)?;

@@ -46,6 +46,9 @@ pub struct Known {
     pub kept: bool,
     /// The kernel has sent everything: a sync came before.
     pub synced: bool,
+    /// The file was truncated. With the kernel's writeback cache a truncation to the kernel's length
+    /// may be a longer one for the server, which then leaves blocks behind the end.
+    pub truncated: bool,
 }
 
 /// The facts of one file on both sides: the mount first.
@@ -152,10 +155,8 @@ impl Rules {
             return Ok(());
         }
         let both = [mount.blocks, reference.blocks];
-        // With the writeback cache a truncation to the kernel's length may be a longer one for the
-        // server, which then leaves blocks behind the end.
-        let wrong = reference.blocks == 0 && mount.blocks > 0
-            || mount.blocks > reference.blocks + BLOCKS_MORE_MAX && !self.writeback
+        let more = if reference.blocks == 0 { 0 } else { reference.blocks + BLOCKS_MORE_MAX };
+        let wrong = mount.blocks > more && !(self.writeback && known.truncated)
             || reference.blocks > mount.blocks + BLOCKS_LESS_MAX;
         if wrong {
             Err(format!("{} blocks, the reference has {}", both[0], both[1]))

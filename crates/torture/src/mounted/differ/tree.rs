@@ -113,16 +113,23 @@ impl Tree {
         self.0.len()
     }
 
-    /// Compares the mount's tree, which was synced, with the reference's.
+    /// Compares the mount's tree, which was synced, with the reference's. `truncated`: inodes of
+    /// the mount.
     ///
     /// # Errors
     /// The first difference in words.
-    pub fn compare(&self, reference: &Self, rules: &Rules) -> Result<(), String> {
+    pub fn compare(
+        &self,
+        reference: &Self,
+        rules: &Rules,
+        truncated: &BTreeSet<u64>,
+    ) -> Result<(), String> {
         self.compare_names(reference, "the reference")?;
         for ((path, mount), other) in self.0.iter().zip(reference.0.values()) {
             // Times of a file that was mapped have been compared as far as they can be.
             let told = |text: String| format!("{path:?}: {text}");
-            let known = Known { mapped: true, kept: true, synced: true };
+            let truncated = mount.facts.is_ok_and(|facts| truncated.contains(&facts.inode));
+            let known = Known { mapped: true, kept: true, synced: true, truncated };
             let pair = [mount.facts, other.facts];
             rules.compare(&pair, known).map_err(told)?;
             rules.compare_blocks(&pair, known).map_err(told)?;
