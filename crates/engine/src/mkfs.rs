@@ -93,6 +93,7 @@ pub fn mkfs(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Superbloc
         ),
         inodes: 1,
         next_tree: TreeId(TREE_FILES.0 + 1),
+        next_list: 1,
         default_subvolume: TREE_FILES,
         hash_seed: options.hash_seed.unwrap_or_else(random::bytes16),
         created_ns: created.seconds.unsigned_abs() * 1_000_000_000 + u64::from(created.nanoseconds),

@@ -198,6 +198,7 @@ fn superblock_round_trip_and_refusals() {
         bitmaps_checksum: 77,
         inodes: 31,
         next_tree: TreeId(257),
+        next_list: 1,
         default_subvolume: TREE_FILES,
         hash_seed: [5; 16],
         created_ns: 1,
@@ -253,6 +254,7 @@ fn items_round_trip() {
         blocks: 3,
         kind: ExtentKind::Data,
         generation: Generation(4),
+        written: Generation(4),
         checksums: vec![1, 2, 3],
     };
     assert_eq!(Extent::decode(&extent.encode()).unwrap(), extent);

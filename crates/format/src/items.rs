@@ -339,7 +339,8 @@ pub enum ExtentKind {
 /// An extent of a file. Its key's offset is the first block within the file.
 ///
 /// On disk: start block u64, generation u64, blocks u32, kind u8, compression u8 (0), encryption u8
-/// (0), reserved u8, then one CRC-32C u32 per block if `kind` is `Data`.
+/// (0), flags u8, with flag 1 `written` u64 and reserved u64, then one CRC-32C u32 per block if
+/// `kind` is `Data`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Extent {
     /// The first block.
@@ -348,14 +349,20 @@ pub struct Extent {
     pub blocks: u64,
     /// Written or only allocated.
     pub kind: ExtentKind,
-    /// Transaction that inserted the blocks into the file.
+    /// Transaction that inserted the blocks into the file: the birth of this reference to them.
     pub generation: Generation,
+    /// Transaction that wrote the data. A later one than `generation` if blocks that a snapshot has
+    /// as unwritten were written in place; of unwritten blocks the same.
+    pub written: Generation,
     /// CRC-32C of each block; empty for unwritten ones.
     pub checksums: Vec<u32>,
 }
 
 impl Extent {
-    const CHECKSUMS_AT: usize = 24;
+    const HEAD_BYTES: usize = 24;
+    /// Bytes of the head of an extent whose data is younger than the reference.
+    const LONG_HEAD_BYTES: usize = 40;
+    const FLAG_LONG_HEAD: u8 = 1;
     /// Longest unwritten extent in blocks: 128 MiB.
     pub const UNWRITTEN_BLOCKS_MAX: u64 = 32 * 1024;
 
@@ -374,11 +381,18 @@ impl Extent {
     }
     /// Item value.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(Self::CHECKSUMS_AT + 4 * self.checksums.len());
+        let is_long = self.written != self.generation;
+        let head = if is_long { Self::LONG_HEAD_BYTES } else { Self::HEAD_BYTES };
+        let mut bytes = Vec::with_capacity(head + 4 * self.checksums.len());
         bytes.extend_from_slice(&self.start.0.to_le_bytes());
         bytes.extend_from_slice(&self.generation.0.to_le_bytes());
         bytes.extend_from_slice(&(self.blocks as u32).to_le_bytes());
-        bytes.extend_from_slice(&[self.kind as u8, 0, 0, 0]);
+        let flags = if is_long { Self::FLAG_LONG_HEAD } else { 0 };
+        bytes.extend_from_slice(&[self.kind as u8, 0, 0, flags]);
+        if is_long {
+            bytes.extend_from_slice(&self.written.0.to_le_bytes());
+            bytes.extend_from_slice(&[0; 8]);
+        }
         for sum in &self.checksums {
             bytes.extend_from_slice(&sum.to_le_bytes());
         }
@@ -390,7 +404,9 @@ impl Extent {
     /// If it has a wrong length, an impossible kind, or a transformation that this version doesn't
     /// know.
     pub fn decode(value: &[u8]) -> Result<Self, FormatError> {
-        let Some((head, sums)) = value.split_at_checked(Self::CHECKSUMS_AT) else {
+        let is_long = value.get(23).is_some_and(|flags| *flags == Self::FLAG_LONG_HEAD);
+        let head_bytes = if is_long { Self::LONG_HEAD_BYTES } else { Self::HEAD_BYTES };
+        let Some((head, sums)) = value.split_at_checked(head_bytes) else {
             return Err(damaged(&format!("extent item of {} bytes", value.len())));
         };
         let word =
@@ -401,8 +417,16 @@ impl Extent {
             2 => (ExtentKind::Unwritten, Self::UNWRITTEN_BLOCKS_MAX, 0),
             other => return Err(damaged(&format!("extent of kind {other}"))),
         };
-        if head[21..24] != [0; 3] {
+        if head[21..23] != [0; 2] || head[23] & !Self::FLAG_LONG_HEAD != 0 {
             return Err(damaged("extent with an unknown transformation"));
+        }
+        let generation = Generation(word(8));
+        let written = if is_long { Generation(word(24)) } else { generation };
+        if is_long && (written <= generation || word(32) != 0 || kind != ExtentKind::Data) {
+            return Err(damaged(&format!(
+                "extent of kind {} of {generation} that was written in {written}",
+                head[20]
+            )));
         }
         if blocks == 0
             || blocks > blocks_max
@@ -419,13 +443,7 @@ impl Extent {
             .chunks_exact(4)
             .map(|c| u32::from_le_bytes(c.try_into().expect("four bytes")))
             .collect();
-        Ok(Self {
-            start: BlockNumber(word(0)),
-            blocks,
-            kind,
-            generation: Generation(word(8)),
-            checksums,
-        })
+        Ok(Self { start: BlockNumber(word(0)), blocks, kind, generation, written, checksums })
     }
     /// Bytes of file data.
     pub fn bytes(&self) -> u64 {

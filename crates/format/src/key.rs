@@ -1,5 +1,5 @@
 //! Keys of items, and the keys of names.
-use crate::units::{FileBlock, InodeNumber, TreeId};
+use crate::units::{FileBlock, Generation, InodeNumber, TreeId};
 use siphasher::sip::SipHasher13;
 use std::fmt;
 use std::hash::Hasher;
@@ -7,6 +7,8 @@ use std::ops::RangeInclusive;
 
 /// The tree of roots: tree id → root item.
 pub const TREE_ROOTS: TreeId = TreeId(1);
+/// The tree of dead runs: dead list → what it has.
+pub const TREE_DEAD: TreeId = TreeId(3);
 /// The tree of subvolumes: id of a subvolume → its item.
 pub const TREE_SUBVOLUMES: TreeId = TreeId(4);
 /// The tree of files of the first subvolume. Trees with this id and above hold files.
@@ -26,6 +28,13 @@ pub enum ItemKind {
     Root = 1,
     /// Tree of subvolumes: the subvolume with id `inode`; offset 0.
     Subvolume = 2,
+    /// Tree of subvolumes: the snapshot of subvolume `inode` made by the transaction `offset`.
+    Snapshot = 3,
+    /// Tree of subvolumes: the dead list of subvolume `inode` begun by the transaction `offset`.
+    DeadList = 4,
+    /// Tree of subvolumes: dead runs of subvolume `inode` that are to be freed; offset is the
+    /// newest birth.
+    Cleanup = 5,
     /// Attributes of an inode; offset 0.
     Inode = 16,
     /// Entry of a directory; offset is the name's slot.
@@ -40,14 +49,24 @@ pub enum ItemKind {
     Extent = 80,
     /// Unfinished removal or truncation; inode is [`INODE_ORPHANS`], offset the inode concerned.
     Orphan = 112,
+    /// Tree of dead runs: some of list `inode`; offset is the transaction × 2^16 + a count.
+    DeadRuns = 128,
 }
 
 impl ItemKind {
+    /// Whether items of this kind stand in trees of files.
+    pub fn is_of_files(self) -> bool {
+        (Self::Inode..=Self::Orphan).contains(&self)
+    }
+
     /// The kind with this number.
     pub fn from_u8(value: u8) -> Option<Self> {
         Some(match value {
             1 => Self::Root,
             2 => Self::Subvolume,
+            3 => Self::Snapshot,
+            4 => Self::DeadList,
+            5 => Self::Cleanup,
             16 => Self::Inode,
             32 => Self::DirectoryEntry,
             48 => Self::Xattr,
@@ -55,6 +74,7 @@ impl ItemKind {
             64 => Self::Symlink,
             80 => Self::Extent,
             112 => Self::Orphan,
+            128 => Self::DeadRuns,
             _ => return None,
         })
     }
@@ -100,6 +120,22 @@ impl Key {
     /// The item of `subvolume`.
     pub fn subvolume(subvolume: TreeId) -> Self {
         Self { inode: subvolume.0, kind: ItemKind::Subvolume as u8, offset: 0 }
+    }
+    /// An item about `subvolume`, of the transaction `generation`: a snapshot, dead list or cleanup.
+    pub fn of_subvolume(subvolume: TreeId, kind: ItemKind, generation: Generation) -> Self {
+        Self { inode: subvolume.0, kind: kind as u8, offset: generation.0 }
+    }
+    /// All items of one kind about `subvolume`.
+    pub fn all_of_subvolume(subvolume: TreeId, kind: ItemKind) -> RangeInclusive<Key> {
+        Self::all(InodeNumber(subvolume.0), kind)
+    }
+    /// Item number `count` that the transaction `generation` adds to the dead list `list`.
+    ///
+    /// # Panics
+    /// If `count` is 2^16 or more, or the generation 2^48 or more.
+    pub fn dead_runs(list: u64, generation: Generation, count: u64) -> Self {
+        assert!(count < 1 << 16 && generation.0 < 1 << 48, "item {count} of {generation}");
+        Self { inode: list, kind: ItemKind::DeadRuns as u8, offset: generation.0 << 16 | count }
     }
     /// The extent item of `inode` whose first block is `block`.
     pub fn extent(inode: InodeNumber, block: FileBlock) -> Self {

@@ -20,6 +20,7 @@ mod header;
 mod items;
 mod key;
 pub mod node;
+mod snapshot;
 mod subvolume;
 mod superblock;
 mod units;
@@ -38,10 +39,11 @@ pub use items::{
     XattrItem, decode_orphan, encode_orphan,
 };
 pub use key::{
-    INODE_FIRST, INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES,
-    hash_name, name_slot_range,
+    INODE_FIRST, INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_DEAD, TREE_FILES, TREE_ROOTS,
+    TREE_SUBVOLUMES, hash_name, name_slot_range,
 };
 pub use node::{ChildPointer, Node};
+pub use snapshot::{CleanupItem, DeadListItem, DeadRun, RawDeadRun, RawSnapshot, SnapshotItem};
 pub use subvolume::{RawSubvolume, SubvolumeItem};
 pub use superblock::{
     Features, LABEL_BYTES, LogPosition, NodePointer, RawSuperblock, SUPERBLOCK_SLOTS, Superblock,

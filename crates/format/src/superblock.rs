@@ -45,12 +45,20 @@ impl Features {
     pub const IMPLICIT_BITMAPS: u64 = 1 << 0;
     /// Incompatible: there is a tree of subvolumes, and perhaps more than one tree of files.
     pub const SUBVOLUMES: u64 = 1 << 1;
+    /// Incompatible: there is a tree of dead runs; there may be snapshots, and extents with a longer
+    /// head. Comes with [`Self::SUBVOLUMES`].
+    pub const SNAPSHOTS: u64 = 1 << 2;
     /// The incompatible features that this version knows.
-    pub const INCOMPATIBLE_KNOWN: u64 = Self::IMPLICIT_BITMAPS | Self::SUBVOLUMES;
+    pub const INCOMPATIBLE_KNOWN: u64 = Self::IMPLICIT_BITMAPS | Self::SUBVOLUMES | Self::SNAPSHOTS;
 
     /// Whether the volume has a tree of subvolumes.
     pub fn has_subvolumes(&self) -> bool {
         self.incompatible & Self::SUBVOLUMES != 0
+    }
+
+    /// Whether the volume has a tree of dead runs.
+    pub fn has_snapshots(&self) -> bool {
+        self.incompatible & Self::SNAPSHOTS != 0
     }
 }
 
@@ -94,6 +102,8 @@ pub struct Superblock {
     pub next_tree: TreeId,
     /// The subvolume that a mount shows if it is not told which.
     pub default_subvolume: TreeId,
+    /// The next number of a dead list; they are never used twice.
+    pub next_list: u64,
     /// Key of the name hash.
     pub hash_seed: [u8; 16],
     /// Time of mkfs, in nanoseconds since 1970.
@@ -160,8 +170,10 @@ pub struct RawSuperblock {
     pub next_tree: U64,
     /// With the feature *subvolumes*: the one that is shown by default; otherwise 0.
     pub default_subvolume: U64,
+    /// With the feature *snapshots*: the next number of a dead list; otherwise 0.
+    pub next_list: U64,
     /// Zero; room for devices, quotas, encryption.
-    pub reserved: [u8; 224],
+    pub reserved: [u8; 216],
 }
 
 const FLAG_CLEAN: u32 = 1;
@@ -201,7 +213,8 @@ impl Superblock {
             padding: [0; 4],
             next_tree: of_subvolumes(self.next_tree),
             default_subvolume: of_subvolumes(self.default_subvolume),
-            reserved: [0; 224],
+            next_list: U64::new(if self.features.has_snapshots() { self.next_list } else { 0 }),
+            reserved: [0; 216],
         };
         let mut bytes = vec![0; BLOCK_SIZE];
         bytes[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
@@ -292,6 +305,13 @@ impl Superblock {
                 "subvolume {default_subvolume} is shown by default, {next_tree} is the next one"
             ));
         }
+        if features.has_snapshots() && !features.has_subvolumes() {
+            return fail("has the feature snapshots, but not the feature subvolumes".into());
+        }
+        let next_list = if features.has_snapshots() { raw.next_list.get() } else { 1 };
+        if !(1..=COUNTER_MAX).contains(&next_list) {
+            return fail(format!("impossible next dead list {next_list}"));
+        }
         let label_end = raw.label.iter().position(|&b| b == 0).unwrap_or(LABEL_BYTES);
         Ok(Self {
             volume: VolumeId(raw.header.volume),
@@ -307,6 +327,7 @@ impl Superblock {
             inodes: raw.inodes.get(),
             next_tree,
             default_subvolume,
+            next_list,
             hash_seed: raw.hash_seed,
             created_ns: raw.created_ns.get(),
             clean: raw.flags.get() & FLAG_CLEAN != 0,

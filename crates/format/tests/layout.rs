@@ -62,7 +62,7 @@ fn structs_are_as_documented() {
         node_size, group_blocks, flags, total_blocks, log_blocks, root_block, root_generation,
         root_level, next_inode, log_epoch, log_tail_block, log_tail_sequence, used_blocks,
         created_ns, hash_seed, label, bitmaps_checksum, inodes, padding,
-        next_tree, default_subvolume, reserved
+        next_tree, default_subvolume, next_list, reserved
     });
     let node_header =
         fields!(RawNodeHeader { tree, count, values_start, garbage, level, reserved });
@@ -160,6 +160,7 @@ fn encoders_are_as_documented() {
         blocks: 2,
         kind: ExtentKind::Data,
         generation: Generation(B),
+        written: Generation(B),
         checksums: vec![0x0a0b_0c0d, 0x0102_0304],
     };
     let fields = [
@@ -169,7 +170,7 @@ fn encoders_are_as_documented() {
         ("kind", vec![1]),
         ("compression", vec![0]),
         ("encryption", vec![0]),
-        ("reserved", vec![0]),
+        ("flags", vec![0]),
         ("checksums", vec![0x0d, 0x0c, 0x0b, 0x0a, 4, 3, 2, 1]),
     ];
     check_encoding("Extent", &extent.encode(), &fields);

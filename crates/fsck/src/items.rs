@@ -137,8 +137,7 @@ impl ItemsPass<'_, '_> {
         let Some(kind) = ItemKind::from_u8(item.key.kind) else {
             return Err("an item of unknown kind".into());
         };
-        if (kind == ItemKind::Orphan) != (item.key.inode == INODE_ORPHANS.0)
-            || matches!(kind, ItemKind::Root | ItemKind::Subvolume)
+        if (kind == ItemKind::Orphan) != (item.key.inode == INODE_ORPHANS.0) || !kind.is_of_files()
         {
             return Err("an item of this kind does not belong here".into());
         }
@@ -166,7 +165,7 @@ impl ItemsPass<'_, '_> {
                 self.orphans.insert(key.offset, orphan);
                 Ok(())
             }
-            ItemKind::Root | ItemKind::Subvolume => Ok(()),
+            _ => Ok(()),
         }
     }
 

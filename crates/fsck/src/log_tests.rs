@@ -281,6 +281,7 @@ fn entries_that_cannot_be() {
         blocks: 1,
         kind: ExtentKind::Data,
         generation: Generation(6),
+        written: Generation(6),
         checksums: vec![0],
     };
     let extent_key = Key::new(FILE, ItemKind::Extent, 90);

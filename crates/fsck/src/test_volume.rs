@@ -45,6 +45,7 @@ impl TestVolume {
             bitmaps_checksum: 0,
             inodes: 0,
             next_tree: TreeId(TREE_FILES.0 + 1),
+            next_list: 1,
             default_subvolume: TREE_FILES,
             hash_seed: SEED,
             created_ns: 1,
@@ -240,6 +241,7 @@ impl TestVolume {
             blocks,
             kind: ExtentKind::Unwritten,
             generation: Generation(3),
+            written: Generation(3),
             checksums: Vec::new(),
         };
         self.data.push(range);
@@ -259,7 +261,7 @@ impl TestVolume {
                 self.write_block(BlockNumber(start.0 + block), &bytes);
             }
         }
-        Extent { start, blocks, kind, generation: Generation(3), checksums }
+        Extent { start, blocks, kind, generation: Generation(3), written: Generation(3), checksums }
     }
 
     pub(crate) fn link(&mut self, inode: u64, directory: u64, name: &str) {

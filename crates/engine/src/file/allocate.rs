@@ -83,6 +83,7 @@ impl Files {
                     blocks: range.blocks,
                     kind: ExtentKind::Unwritten,
                     generation: operation.generation(),
+                    written: operation.generation(),
                     checksums: Vec::new(),
                 };
                 self.insert_extent(&mut operation, inode.number, &mut state, gap.start, extent)?;

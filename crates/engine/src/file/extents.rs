@@ -175,6 +175,7 @@ impl Files {
             && before.kind == ExtentKind::Data
             && extent.kind == ExtentKind::Data
             && before.generation == extent.generation
+            && before.written == extent.written
             && before.range().end() == extent.start
             && start + before.blocks == file_block
             && before.blocks + extent.blocks <= MERGE_BLOCKS_MAX

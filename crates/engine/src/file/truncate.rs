@@ -121,6 +121,7 @@ impl Files {
             blocks: 1,
             kind: ExtentKind::Data,
             generation: operation.generation(),
+            written: operation.generation(),
             checksums: vec![checksum(&content)],
         };
         self.drop_extents(operation, number, state, block..block.next(), &existing)?;

@@ -454,6 +454,7 @@ impl Files {
                 blocks: piece.range.blocks,
                 kind: ExtentKind::Data,
                 generation: operation.generation(),
+                written: operation.generation(),
                 checksums: piece.checksums.clone(),
             };
             if piece.in_place {

@@ -25,6 +25,7 @@ pub(crate) mod inode_count;
 pub(crate) mod operation;
 pub(crate) mod recovery;
 mod requests;
+pub(crate) mod snapshots;
 mod spare;
 mod stop;
 pub(crate) mod storage_room;

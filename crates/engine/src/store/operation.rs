@@ -280,7 +280,7 @@ impl<'v> Operation<'v> {
         extent: &Extent,
     ) -> Result<()> {
         let key = inode.extent_key(file_block);
-        let new_data = extent.kind == ExtentKind::Data && extent.generation == self.generation();
+        let new_data = extent.kind == ExtentKind::Data && extent.written == self.generation();
         let flags = if new_data { EntryFlags::NEW_DATA } else { EntryFlags::default() };
         self.insert(self.tree_of(inode), key, &extent.encode(), flags).map(drop)
     }

@@ -13,6 +13,7 @@
 //! later change gets an error, reads go on, and what was durable stays so.
 mod contents;
 mod names;
+mod snapshots;
 mod subvolumes;
 
 use crate::InodeId;

@@ -186,7 +186,14 @@ pub(super) fn describe_value(key: &Key, value: &[u8]) -> String {
         }),
         Some(ItemKind::Orphan) => decode_orphan(value).map(|orphan| format!("{orphan:?}")),
         Some(ItemKind::Symlink) => Ok(format!("→ {:?}", text(value))),
-        Some(ItemKind::XattrPart) | None => Ok(format!("{} bytes", value.len())),
+        Some(
+            ItemKind::XattrPart
+            | ItemKind::Snapshot
+            | ItemKind::DeadList
+            | ItemKind::Cleanup
+            | ItemKind::DeadRuns,
+        )
+        | None => Ok(format!("{} bytes", value.len())),
     };
     described.unwrap_or_else(|error| format!("damaged: {}", error.problem))
 }

@@ -231,6 +231,7 @@ fn an_extent_outside_the_volumes_data_is_damage() {
             blocks,
             kind: ExtentKind::Unwritten,
             generation: volume.running,
+            written: volume.running,
             checksums: vec![],
         };
         let mut batch = Batch::new();

@@ -48,6 +48,7 @@ pub(crate) fn superblock() -> Superblock {
         bitmaps_checksum: 0,
         inodes: 0,
         next_tree: TreeId(TREE_FILES.0 + 1),
+        next_list: 1,
         default_subvolume: TREE_FILES,
         hash_seed: [1; 16],
         created_ns: 0,
@@ -216,6 +217,7 @@ pub(crate) fn extent_of(block: BlockNumber, data: &[u8], generation: Generation)
         blocks: (data.len() / BLOCK_SIZE) as u64,
         kind: ExtentKind::Data,
         generation,
+        written: generation,
         checksums,
     }
 }

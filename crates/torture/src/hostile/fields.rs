@@ -301,6 +301,10 @@ fn value_structure(key: Key) -> &'static str {
         Some(ItemKind::Symlink) => "Symlink",
         Some(ItemKind::Extent) => "Extent",
         Some(ItemKind::Orphan) => "Orphan",
+        Some(ItemKind::Snapshot) => "Snapshot",
+        Some(ItemKind::DeadList) => "DeadList",
+        Some(ItemKind::Cleanup) => "Cleanup",
+        Some(ItemKind::DeadRuns) => "DeadRuns",
         Some(ItemKind::XattrPart) | None => "",
     }
 }
@@ -315,8 +319,8 @@ mod tests {
         let volumes: Vec<Places> = BaseImage::all().iter().map(Places::of).collect();
         let fields = fields();
         assert!(fields.len() > 80, "{} fields", fields.len());
-        // No volume here is a member, or has subvolumes.
-        let elsewhere = ["MemberLabel", "Subvolume"];
+        // No volume here is a member, or has subvolumes or snapshots.
+        let elsewhere = ["MemberLabel", "Subvolume", "Snapshot", "DeadList", "Cleanup", "DeadRuns"];
         for field in fields.iter().filter(|field| !elsewhere.contains(&field.structure)) {
             let found = volumes.iter().any(|places| places.by_field.contains_key(field));
             assert!(found, "{field} is nowhere");
