@@ -132,9 +132,10 @@ impl Store {
         if dead.runs == 0 {
             return;
         }
+        let wanted = nodes_for(dead, tree);
         let mut room = self.cut_work.room.lock();
         let held = room.as_ref().map_or(0, Reservation::nodes);
-        let more = nodes_for(dead, tree).saturating_sub(held).min(reservation.nodes());
+        let more = wanted.saturating_sub(held).min(reservation.nodes());
         if more > 0 {
             let part = reservation.split(0, more);
             match &*room {
