@@ -68,6 +68,7 @@ impl SnapshotVolume {
         volume.superblock.features.incompatible |= Features::SUBVOLUMES | Features::SNAPSHOTS;
         let first = volume.first_subvolume();
         volume.subvolumes.insert(TREE_FILES, first);
+        volume.born = volume.superblock.generation.next();
         Self {
             volume,
             nodes: BTreeMap::new(),
@@ -127,8 +128,7 @@ impl SnapshotVolume {
     /// Overwrites blocks of a file with new ones.
     pub(crate) fn overwrite(&mut self, inode: u64, at: u64, blocks: u64) {
         let extent = self.volume.new_extent(blocks, ExtentKind::Data);
-        let generation = self.generation().next();
-        self.replace(inode, at, Extent { generation, written: generation, ..extent });
+        self.replace(inode, at, extent);
     }
 
     /// Writes unwritten blocks of a file in place.
@@ -150,6 +150,7 @@ impl SnapshotVolume {
     pub(crate) fn commit(&mut self) {
         let generation = self.generation().next();
         self.volume.superblock.generation = generation;
+        self.volume.born = generation.next();
         let items: Vec<(Key, Vec<u8>)> = self.volume.items.clone().into_iter().collect();
         let before = std::mem::take(&mut self.nodes);
         let (mut level, mut pointers) = (0, self.write_level(&before, 0, items));

@@ -26,6 +26,8 @@ pub(crate) struct TestVolume {
     pub(crate) dead: BTreeMap<Key, Vec<u8>>,
     /// Trees that have been written.
     pub(crate) written: BTreeMap<TreeId, NodePointer>,
+    /// Generation of new extents.
+    pub(crate) born: Generation,
     /// Blocks of all nodes, after `write`.
     pub(crate) nodes: Vec<BlockNumber>,
     /// Blocks marked used besides the nodes.
@@ -69,6 +71,7 @@ impl TestVolume {
             snapshots: BTreeMap::new(),
             dead: BTreeMap::new(),
             written: BTreeMap::new(),
+            born: Generation(3),
             nodes: Vec::new(),
             data: Vec::new(),
             next_data,
@@ -275,7 +278,7 @@ impl TestVolume {
                 self.write_block(BlockNumber(start.0 + block), &bytes);
             }
         }
-        Extent { start, blocks, kind, generation: Generation(3), written: Generation(3), checksums }
+        Extent { start, blocks, kind, generation: self.born, written: self.born, checksums }
     }
 
     pub(crate) fn link(&mut self, inode: u64, directory: u64, name: &str) {
