@@ -1,17 +1,18 @@
 //! One client and no crash: after every few operations, and after each remount, the volume must
 //! equal the model in everything, and fsck must find nothing.
-use crate::contents::{BLOCK_BYTES, describe};
+use crate::contents::{BLOCK_BYTES, Contents, describe};
 use crate::crash::expect_clean;
 use crate::files::mkfs_options;
 use crate::generator::{Generator, Profile};
-use crate::model::{Layout, Model};
+use crate::model::{Layout, Model, NodeId};
 use crate::operation::{Operation, listing};
 use crate::runner::{Runner, make_bases};
-use crate::snapshot::{differences, of_model, of_volume, show};
+use crate::snapshot::{FullPath, Snapshot, differences, of_model, of_snapshot, of_volume, show};
+use crate::volume_snapshots::is_snapshot;
 use crate::workload::compare_outcome;
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::mkfs::mkfs;
-use cairn_engine::{Error, InodeId, SeekTarget, Volume, VolumeOptions};
+use cairn_engine::{Attributes, Error, InodeId, SeekTarget, Volume, VolumeOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,6 +60,9 @@ fn compare_files(volume: &Volume, model: &Model, remounted: bool) -> Result<(), 
         ));
     }
     for ((path, (_, node)), (_, inode)) in expected.names.iter().zip(found.names.values()) {
+        if is_snapshot(path) {
+            continue;
+        }
         let node = model.node(*node).expect("a snapshot's nodes exist");
         let attributes =
             volume.attributes(*inode).map_err(|error| format!("{}: {error}", show(path)))?;
@@ -72,35 +76,69 @@ fn compare_files(volume: &Volume, model: &Model, remounted: bool) -> Result<(), 
             ));
         }
         if let Some(contents) = node.contents() {
-            if contents.size_bytes() != attributes.size_bytes {
-                return Err(format!(
-                    "{} has {} bytes, expected {}",
-                    show(path),
-                    attributes.size_bytes,
-                    contents.size_bytes()
-                ));
-            }
-            let (blocks, expected) =
-                (attributes.blocks_512 * 512 / BLOCK_BYTES, contents.allocated().len() as u64);
-            // Of data in memory it is not always known whether it will need more space.
-            if blocks < expected || remounted && blocks > expected {
-                return Err(format!(
-                    "{} (inode {inode}) occupies {blocks} blocks, expected {expected}",
-                    show(path)
-                ));
-            }
-            compare_contents(volume, *inode, contents)
-                .map_err(|error| format!("{} (inode {inode}): {error}", show(path)))?;
+            compare_file(volume, path, &attributes, contents, remounted)?;
+        }
+    }
+    compare_snapshots(volume, model, &expected, &found)
+}
+
+/// Compares each snapshot with what the model had when it was made.
+fn compare_snapshots(
+    volume: &Volume,
+    model: &Model,
+    expected: &Snapshot<NodeId>,
+    found: &Snapshot<InodeId>,
+) -> Result<(), String> {
+    for (path, (_, id)) in expected.names.iter().filter(|(path, _)| is_snapshot(path)) {
+        let mut all = model.snapshots().values();
+        let of_model = all.find(|snapshot| snapshot.id == *id).expect("it is the model's");
+        let wrong = |error: String| format!("the snapshot {}: {error}", show(path));
+        let there = of_snapshot(volume, found.names[path].1, 1 + of_model.names.names.len() % 13)
+            .map_err(|error| wrong(error.to_string()))?;
+        if of_model.names.digest != there.digest {
+            return Err(wrong(differences(&of_model.names, &there).join("\n    ")));
+        }
+        for ((path, (_, node)), (_, inode)) in of_model.names.names.iter().zip(there.names.values())
+        {
+            let Some(contents) = of_model.files.get(node) else { continue };
+            let attributes = volume.attributes(*inode).map_err(|error| wrong(error.to_string()))?;
+            compare_file(volume, path, &attributes, contents, true).map_err(wrong)?;
         }
     }
     Ok(())
 }
 
-fn compare_contents(
+/// Compares a file's length, how much of it is allocated, and its bytes.
+fn compare_file(
     volume: &Volume,
-    inode: InodeId,
-    contents: &crate::contents::Contents,
+    path: &FullPath,
+    attributes: &Attributes,
+    contents: &Contents,
+    is_written: bool,
 ) -> Result<(), String> {
+    let inode = attributes.inode;
+    if contents.size_bytes() != attributes.size_bytes {
+        return Err(format!(
+            "{} has {} bytes, expected {}",
+            show(path),
+            attributes.size_bytes,
+            contents.size_bytes()
+        ));
+    }
+    let (blocks, expected) =
+        (attributes.blocks_512 * 512 / BLOCK_BYTES, contents.allocated().len() as u64);
+    // Of data in memory it is not always known whether it will need more space.
+    if blocks < expected || is_written && blocks > expected {
+        return Err(format!(
+            "{} (inode {inode}) occupies {blocks} blocks, expected {expected}",
+            show(path)
+        ));
+    }
+    compare_contents(volume, inode, contents)
+        .map_err(|error| format!("{} (inode {inode}): {error}", show(path)))
+}
+
+fn compare_contents(volume: &Volume, inode: InodeId, contents: &Contents) -> Result<(), String> {
     let size = contents.size_bytes();
     let ranges: Vec<(u64, u64)> = if size <= COMPARE_WHOLE_BYTES {
         vec![(0, size + 1)]
@@ -137,11 +175,7 @@ fn compare_contents(
 }
 
 /// What `seek` calls a hole must be zeros, and it must come to an end.
-fn compare_holes(
-    volume: &Volume,
-    inode: InodeId,
-    contents: &crate::contents::Contents,
-) -> Result<(), String> {
+fn compare_holes(volume: &Volume, inode: InodeId, contents: &Contents) -> Result<(), String> {
     let size = contents.size_bytes();
     let mut at = 0;
     while at < size {
