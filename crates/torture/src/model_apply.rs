@@ -422,10 +422,10 @@ impl Model {
         if !self.is_subvolume(node) {
             return Err(Failure::InvalidArgument);
         }
+        self.expect_no_snapshots(node)?;
         if self.holds_subvolumes(node) {
             return Err(Failure::NotEmpty);
         }
-        self.expect_no_snapshots(node)?;
         self.drop_subvolume(parent, &name, node, effects);
         Ok(Value::Nothing)
     }

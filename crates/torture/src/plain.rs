@@ -7,12 +7,15 @@ use crate::generator::{Generator, Profile};
 use crate::model::{Layout, Model, NodeId};
 use crate::operation::{Operation, listing};
 use crate::runner::{Runner, make_bases};
-use crate::snapshot::{FullPath, Snapshot, differences, of_model, of_snapshot, of_volume, show};
-use crate::volume_snapshots::is_snapshot;
+use crate::snapshot::{
+    FullPath, Snapshot, differences, hash, of_model, of_snapshot, of_volume, show,
+};
+use crate::volume_snapshots::{is_snapshot, listed};
 use crate::workload::compare_outcome;
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::mkfs::mkfs;
 use cairn_engine::{Attributes, Error, InodeId, SeekTarget, Volume, VolumeOptions};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +51,12 @@ const COMPARE_WHOLE_BYTES: u64 = 4 << 20;
 
 /// Compares contents, sizes, times and what is allocated with the model; exactly, if nothing is in
 /// memory, since the volume was just mounted again.
-fn compare_files(volume: &Volume, model: &Model, remounted: bool) -> Result<(), String> {
+fn compare_files(
+    volume: &Volume,
+    model: &Model,
+    remounted: bool,
+    lives: &mut Lives,
+) -> Result<(), String> {
     let expected = of_model(model);
     let batch = 1 + expected.names.len() % 13;
     let found =
@@ -79,8 +87,11 @@ fn compare_files(volume: &Volume, model: &Model, remounted: bool) -> Result<(), 
             compare_file(volume, path, &attributes, contents, remounted)?;
         }
     }
-    compare_snapshots(volume, model, &expected, &found)
+    compare_snapshots(volume, model, &expected, &found, lives)
 }
+
+/// Of each snapshot, by its identity, a digest of all times in it, which never change.
+type Lives = BTreeMap<[u8; 16], u64>;
 
 /// Compares each snapshot with what the model had when it was made.
 fn compare_snapshots(
@@ -88,21 +99,43 @@ fn compare_snapshots(
     model: &Model,
     expected: &Snapshot<NodeId>,
     found: &Snapshot<InodeId>,
+    lives: &mut Lives,
 ) -> Result<(), String> {
+    let identities: BTreeMap<_, _> = listed(volume)
+        .map_err(|error| format!("listing snapshots: {error}"))?
+        .into_iter()
+        .map(|info| (info.root, info.uuid))
+        .collect();
     for (path, (_, id)) in expected.names.iter().filter(|(path, _)| is_snapshot(path)) {
         let mut all = model.snapshots().values();
         let of_model = all.find(|snapshot| snapshot.id == *id).expect("it is the model's");
         let wrong = |error: String| format!("the snapshot {}: {error}", show(path));
-        let there = of_snapshot(volume, found.names[path].1, 1 + of_model.names.names.len() % 13)
+        let root = found.names[path].1;
+        let there = of_snapshot(volume, root, 1 + of_model.names.names.len() % 13)
             .map_err(|error| wrong(error.to_string()))?;
         if of_model.names.digest != there.digest {
             return Err(wrong(differences(&of_model.names, &there).join("\n    ")));
         }
+        let mut times = Vec::new();
         for ((path, (_, node)), (_, inode)) in of_model.names.names.iter().zip(there.names.values())
         {
-            let Some(contents) = of_model.files.get(node) else { continue };
             let attributes = volume.attributes(*inode).map_err(|error| wrong(error.to_string()))?;
+            let seconds = of_model.modified_seconds.get(node).copied();
+            if seconds.is_some_and(|seconds| seconds != attributes.modified.seconds) {
+                let found = attributes.modified.seconds;
+                return Err(wrong(format!(
+                    "{} was modified at {found}, expected {seconds:?}",
+                    show(path)
+                )));
+            }
+            let all = [attributes.modified, attributes.changed, attributes.created];
+            times.push(all.map(|time| (time.seconds, time.nanoseconds)));
+            let Some(contents) = of_model.files.get(node) else { continue };
             compare_file(volume, path, &attributes, contents, true).map_err(wrong)?;
+        }
+        let times = hash(times);
+        if *lives.entry(identities[&root]).or_insert(times) != times {
+            return Err(wrong("times in it have changed".into()));
         }
     }
     Ok(())
@@ -256,6 +289,7 @@ fn try_perform(
         Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))
     };
     let mut runner = start(&volume)?;
+    let mut lives = Lives::new();
     while let Some(operation) = next(&model, done.len()) {
         let index = done.len();
         done.push(operation.clone());
@@ -263,7 +297,7 @@ fn try_perform(
         let (expected, _) = model.apply(&operation);
         compare_outcome(index, &operation, &found, &expected)?;
         if done.len().is_multiple_of(options.compare_interval) {
-            compare_files(&volume, &model, false)
+            compare_files(&volume, &model, false, &mut lives)
                 .map_err(|error| format!("after operation {index}: {error}"))?;
             compare_space(&volume, options.volume_bytes)?;
         }
@@ -272,12 +306,13 @@ fn try_perform(
                 .map_err(|error| format!("after operation {index}: {error}"))?;
             volume = open()?;
             runner = start(&volume)?;
-            compare_files(&volume, &model, true)
+            compare_files(&volume, &model, true, &mut lives)
                 .map_err(|error| format!("remounted after operation {index}: {error}"))?;
         }
     }
     remount(&mut runner, &mut model, volume, &*device)?;
-    compare_files(&open()?, &model, true).map_err(|error| format!("remounted at the end: {error}"))
+    compare_files(&open()?, &model, true, &mut lives)
+        .map_err(|error| format!("remounted at the end: {error}"))
 }
 
 /// Closes everything; fsck must be content.
@@ -329,7 +364,7 @@ fn shrink(
     mut error: String,
     options: &PlainOptions,
 ) -> (Vec<Operation>, String) {
-    const TIME_MAX: Duration = Duration::from_secs(60);
+    const TIME_MAX: Duration = Duration::from_secs(30);
     let begin = cairn_environment::clock::now_monotonic();
     let options =
         PlainOptions { compare_interval: 1.max(options.compare_interval / 8), ..*options };

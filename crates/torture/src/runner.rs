@@ -306,7 +306,8 @@ impl Runner {
             }
             Operation::RemoveSubvolume { path } => {
                 let (parent, name) = self.place(path)?;
-                nothing(volume.remove_subvolume(parent.inode, &name))
+                let remove = || volume.remove_subvolume(parent.inode, &name);
+                nothing(self.remove_when_cleaned_up(parent.inode, &name, &remove))
             }
             Operation::CreateSnapshot { .. }
             | Operation::DeleteSnapshot { .. }
@@ -336,7 +337,8 @@ impl Runner {
             }
             Operation::RemoveDirectory { path } => {
                 let (parent, name) = self.place(path)?;
-                nothing(volume.remove_directory(parent.inode, &name))
+                let remove = || volume.remove_directory(parent.inode, &name);
+                nothing(self.remove_when_cleaned_up(parent.inode, &name, &remove))
             }
             Operation::Rename { from, to, mode } => {
                 let ((old, old_name), (new, new_name)) = (self.place(from)?, self.place(to)?);

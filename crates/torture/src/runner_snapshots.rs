@@ -1,4 +1,5 @@
 //! Operations on snapshots, performed on a volume.
+use crate::cleanups::LOOKS_MAX;
 use crate::model::{Failure, Layout, Outcome, Value};
 use crate::operation::{Operation, Subvolume};
 use crate::runner::{Held, Runner, failure, new_inode, nothing};
@@ -7,6 +8,8 @@ use cairn_engine::{
     AllocateMode, AttributeChange, Error, FileType, InodeId, RenameMode, SnapshotInfo, TimeChange,
     Timestamp, Volume, XattrMode,
 };
+use cairn_environment::clock;
+use std::time::Duration;
 
 impl Runner {
     /// The root directory of a subvolume, and its id.
@@ -41,7 +44,15 @@ impl Runner {
             }
             Operation::DeleteSnapshot { of, name } => {
                 let (_held, id) = self.subvolume(of)?;
-                nothing(volume.delete_snapshot(id, &name.bytes(client)))
+                let before = volume.snapshot_named(id, &name.bytes(client));
+                nothing(volume.delete_snapshot(id, &name.bytes(client)))?;
+                let root = before.map_err(|error| failure(&error))?.root;
+                // Another client's new snapshot may have the number by now.
+                match volume.attributes(root) {
+                    Err(Error::Stale) => Ok(Value::Nothing),
+                    _ if self.layout() != Layout::Alone => Ok(Value::Nothing),
+                    other => Err(Failure::Other(format!("a deleted snapshot has {other:?}"))),
+                }
             }
             Operation::HoldSnapshot { of, name, held } => {
                 let (_held, id) = self.subvolume(of)?;
@@ -66,6 +77,31 @@ impl Runner {
             }
             other => unreachable!("{other:?} is performed elsewhere"),
         }
+    }
+
+    /// Removes a subvolume. It is busy as long as it has snapshots, and until the space of deleted
+    /// ones is free.
+    pub(crate) fn remove_when_cleaned_up(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        remove: &dyn Fn() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let volume = self.volume();
+        for _ in 0..LOOKS_MAX {
+            match remove() {
+                Err(Error::Busy) => {}
+                done => return done,
+            }
+            let root = volume.lookup(parent, name)?.inode;
+            let subvolume = volume.subvolume_of(root);
+            volume.forget(root, 1);
+            if !volume.snapshots(subvolume?.0)?.is_empty() {
+                break;
+            }
+            clock::sleep(Duration::from_millis(1));
+        }
+        Err(Error::Busy)
     }
 
     /// What is in a snapshot is as it was when it was read before.

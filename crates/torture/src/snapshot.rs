@@ -6,9 +6,7 @@
 use crate::model::{Body, Layout, Model, NodeId};
 use crate::operation::{Name, Special};
 use crate::runner::special_type;
-use crate::volume_snapshots::{
-    is_snapshot, listed, named_subvolume, snapshot_facts, snapshot_path,
-};
+use crate::volume_snapshots::{is_snapshot, listed, snapshot_facts, snapshot_path};
 use cairn_engine::{Attributes, Error, FileType, InodeId, Volume};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -318,22 +316,19 @@ pub fn of_snapshot(
     let top = found_facts(volume, &volume.attributes(root)?)?;
     let mut names = BTreeMap::from([(FullPath::new(), (top, root))]);
     let mut todo = vec![(FullPath::new(), root)];
-    let mut others = 0;
     while let Some((above, directory)) = todo.pop() {
         for (name, listed, listed_type) in list(volume, directory, batch)? {
             let path: FullPath = above.iter().chain([&name]).cloned().collect();
-            if !matches!(volume.subvolume_of(listed), Ok((subvolume, false)) if subvolume == own) {
-                // It may have been removed since: of that subvolume the name alone is here.
-                others += 1;
-                names.insert(path, (named_subvolume(), InodeId(u64::MAX - others)));
-                continue;
-            }
             let attributes = volume.lookup(directory, &name)?;
             let facts = found_facts(volume, &attributes);
             volume.forget(attributes.inode, 1);
             let shown = (attributes.inode, attributes.file_type);
             if shown != (listed, listed_type) {
                 let problem = format!("{} is listed as {listed}, and is {shown:?}", show(&path));
+                return Err(Error::NotAVolume(problem));
+            }
+            if volume.subvolume_of(listed)? != (own, false) {
+                let problem = format!("{} in a snapshot of {own} is not of it", show(&path));
                 return Err(Error::NotAVolume(problem));
             }
             if attributes.file_type == FileType::Directory {

@@ -288,8 +288,7 @@ pub(crate) fn check_objects(
     for (path, (_, node)) in &expected.names {
         // Both have the same names.
         let Some((_, inode)) = found.names.get(path) else { continue };
-        // Of a subvolume that is named in a snapshot there is nothing more.
-        let Some(object) = objects.get(inode) else { continue };
+        let object = &objects[inode];
         if !seen.insert(*node) {
             continue;
         }

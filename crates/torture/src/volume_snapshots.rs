@@ -5,13 +5,13 @@
 //! empty, then follow the path of the subvolume, and the snapshot's name. So it takes part in what
 //! is compared, promised and planted for names.
 //!
-//! Invariant: what a snapshot of a subvolume holds has paths from its own root. A subvolume that is
-//! named in it is there as a name, without what is in it: that belongs to no snapshot but its own.
+//! Invariant: what a snapshot of a subvolume holds has paths from its own root. Names that lead to
+//! other subvolumes are not seen in it.
 use crate::contents::Contents;
 use crate::found::{FoundObject, object};
 use crate::model::{Model, NodeId};
 use crate::snapshot::{Facts, FullPath, Snapshot, hash, of_model, of_snapshot};
-use cairn_engine::{Error, FileType, InodeId, SnapshotInfo, Volume};
+use cairn_engine::{Error, InodeId, SnapshotInfo, Volume};
 use std::collections::BTreeMap;
 use std::hash::Hash;
 
@@ -31,11 +31,6 @@ pub fn is_snapshot(path: &FullPath) -> bool {
 /// What a namespace says of a snapshot: that it is there, and whether it is held.
 pub(crate) fn snapshot_facts(is_held: bool) -> Facts {
     Facts { file_type: 0, is_subvolume: false, mode: u32::from(is_held), ..Facts::default() }
-}
-
-/// What a snapshot says of a subvolume that is named in it.
-pub(crate) fn named_subvolume() -> Facts {
-    Facts { file_type: FileType::Directory as u8, is_subvolume: true, ..Facts::default() }
 }
 
 /// The part of a namespace that a snapshot of one subvolume has: below its root directory `root`,
@@ -59,12 +54,11 @@ pub(crate) fn part<Id: Copy + Eq + Hash>(
         if !is_below || left_out.is_some_and(|other| path.starts_with(other)) {
             continue;
         }
-        let mut facts = facts.clone();
         if facts.is_subvolume && (*path != above || root.is_none()) {
             left_out = Some(path);
-            facts = named_subvolume();
+            continue;
         }
-        facts.is_subvolume &= left_out == Some(path);
+        let facts = Facts { is_subvolume: false, ..facts.clone() };
         names.insert(path[above.len()..].to_vec(), (facts, *id));
     }
     Some(Snapshot::finish(names))
@@ -81,6 +75,8 @@ pub struct ModelSnapshot {
     pub names: Snapshot<NodeId>,
     /// Its regular files.
     pub files: BTreeMap<NodeId, Contents>,
+    /// Seconds of modification times, as far as they are known.
+    pub modified_seconds: BTreeMap<NodeId, i64>,
 }
 
 impl ModelSnapshot {
@@ -89,7 +85,10 @@ impl ModelSnapshot {
         let names = part(&of_model(model), model.shown(root)).expect("a subvolume has a name");
         let file = |node: NodeId| Some((node, model.node(node)?.contents()?.clone()));
         let files = names.names.values().filter_map(|(_, node)| file(*node)).collect();
-        Self { id, is_held: false, names, files }
+        let seconds = |node: NodeId| Some((node, model.node(node)?.modified_seconds?));
+        let modified_seconds =
+            names.names.values().filter_map(|(_, node)| seconds(*node)).collect();
+        Self { id, is_held: false, names, files, modified_seconds }
     }
 
     /// The number of [`FoundSnapshot::content`] for it.
@@ -121,8 +120,8 @@ impl FoundSnapshot {
     pub fn read(volume: &Volume, info: SnapshotInfo) -> Result<Self, Error> {
         let names = of_snapshot(volume, info.root, LISTING_BATCH)?;
         let mut objects = BTreeMap::new();
-        for (facts, inode) in names.names.values() {
-            if !facts.is_subvolume && !objects.contains_key(inode) {
+        for (_, inode) in names.names.values() {
+            if !objects.contains_key(inode) {
                 objects.insert(*inode, object(volume, &volume.attributes(*inode)?));
             }
         }
