@@ -110,8 +110,8 @@ pub fn delete_all(volume: &Volume) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a crash left of the deletion of a snapshot goes on after the next mounts. Before, the device
-/// was opened for writing and closed in order.
+/// What a crash left of the deletion of a snapshot goes on after the next mounts. Before, the
+/// device was opened for writing and closed in order.
 ///
 /// # Errors
 /// It does not.

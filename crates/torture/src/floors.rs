@@ -84,9 +84,9 @@ impl Floors {
             times: 480,
             allocation: 50,
             subvolumes: 9,
-            snapshots: 0,
+            snapshots: 20,
         },
-        snapshot_images: 0,
+        snapshot_images: 18,
         planted: 40,
     };
     /// Of searches of workloads from a file: which kinds of change there are is up to the file.
@@ -103,6 +103,7 @@ impl Floors {
             subvolumes: 0,
             snapshots: 0,
         },
+        snapshot_images: 0,
         ..Self::SEARCH
     };
     /// Of runs with a fault (`cairn torture faults`).

@@ -41,7 +41,7 @@ pub enum Sabotage {
     ForgetsXattrs,
     /// The judge does not compare what is a subvolume.
     ForgetsSubvolumes,
-    /// The judge does not look at snapshots.
+    /// The judge misses no snapshots.
     ForgetsSnapshots,
     /// The judge compares names in snapshots, and nothing else.
     SnapshotsByName,
@@ -142,13 +142,12 @@ impl Sabotage {
                 self != Self::ForgetsSubvolumes && facts.is_subvolume != there.is_subvolume;
             names || attributes || links || xattrs || subvolumes
         };
-        let files = |path: &FullPath| !is_snapshot(path);
+        let is_there = |path: &FullPath| !is_snapshot(path) || found.names.contains_key(path);
         match self {
             Self::ForgetsSnapshots => {
-                let (ours, theirs) = (expected.names.iter(), found.names.iter());
-                ours.filter(|(path, _)| files(path)).map(|(path, (facts, _))| (path, facts)).eq(
-                    theirs.filter(|(path, _)| files(path)).map(|(path, (facts, _))| (path, facts)),
-                )
+                let ours = expected.names.iter().filter(|(path, _)| is_there(path));
+                ours.map(|(path, (facts, _))| (path, facts))
+                    .eq(found.names.iter().map(|(path, (facts, _))| (path, facts)))
             }
             Self::ForgetsNames
             | Self::ForgetsAttributes

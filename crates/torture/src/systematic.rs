@@ -324,6 +324,18 @@ pub const STEPS: &[Step] = &[
         },
     },
     Step {
+        name: "overwrite a, snapshot the root, overwrite a, fsync a",
+        make: |_, tag| {
+            let tag = |later| Tag { operation: tag.operation + later, ..tag };
+            vec![
+                write(&[A], 100, 5000, tag(0)),
+                Operation::CreateSnapshot { of: Subvolume::Root, name: Y },
+                write(&[A], 200, 5000, tag(2)),
+                fsync(&[A], false),
+            ]
+        },
+    },
+    Step {
         name: "create f, snapshot the root, overwrite f, delete the snapshot, fsync f",
         make: |_, tag| {
             let tag = |later| Tag { operation: tag.operation + later, ..tag };
