@@ -36,6 +36,7 @@ mod negotiation;
 mod owner;
 pub mod protocol;
 mod session;
+pub mod snapshots;
 pub mod subvolumes;
 pub mod transport;
 

@@ -3,6 +3,7 @@
 use crate::control::open_in_mount;
 use crate::error::MountError;
 use crate::kernel;
+use crate::snapshots::{self, Snapshot};
 use rustix::fs::{Mode, StatVfsMountFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -26,12 +27,27 @@ pub(crate) enum Request {
     Show,
     /// Show this one at the root of later mounts.
     SetDefault,
+    /// What concerns the snapshots of this one.
+    Snapshots(snapshots::Request),
+}
+
+impl Request {
+    /// The kernel does not know which ioctls change something.
+    fn changes_volume(&self) -> bool {
+        match self {
+            Self::List { .. } | Self::Show => false,
+            Self::Snapshots(request) => request.changes_volume(),
+            Self::Create { .. } | Self::Remove { .. } | Self::SetDefault => true,
+        }
+    }
 }
 
 /// What the server answers.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) subvolumes: Vec<Subvolume>,
+    #[serde(default)]
+    pub(crate) snapshots: Vec<Snapshot>,
     /// There are more.
     pub(crate) more: bool,
 }
@@ -104,7 +120,7 @@ pub(crate) fn encode(value: &impl Serialize) -> Option<Box<[u8; BUFFER_BYTES]>> 
     Some(buffer)
 }
 
-fn ask(directory: &Path, request: &Request) -> Result<Answer, MountError> {
+pub(crate) fn ask(directory: &Path, request: &Request) -> Result<Answer, MountError> {
     let failed = |errno| match errno {
         Errno::NOTTY => MountError::NotInCairn(directory.to_owned()),
         Errno::NOTCONN => MountError::NoAnswer { path: directory.to_owned(), errno },
@@ -116,10 +132,8 @@ fn ask(directory: &Path, request: &Request) -> Result<Answer, MountError> {
         }
         error => error,
     })?;
-    // The kernel does not know which ioctls change something.
-    let changes = !matches!(request, Request::List { .. } | Request::Show);
     let flags = rustix::fs::fstatvfs(&open).map_err(failed)?.f_flag;
-    if changes && flags.contains(StatVfsMountFlags::RDONLY) {
+    if request.changes_volume() && flags.contains(StatVfsMountFlags::RDONLY) {
         return Err(failed(Errno::ROFS));
     }
     let mut buffer = encode(request).ok_or(failed(Errno::NAMETOOLONG))?;
@@ -223,6 +237,7 @@ mod tests {
             Request::List { after: u64::MAX },
             Request::Show,
             Request::SetDefault,
+            Request::Snapshots(snapshots::Request::Hold { name: b"x".to_vec(), held: true }),
         ] {
             let buffer = encode(&request).unwrap();
             assert_eq!(decode::<Request>(&buffer[..]), Some(request));
@@ -238,7 +253,16 @@ mod tests {
             is_being_removed: true,
         };
         let nameless = Subvolume { path: None, ..subvolume.clone() };
-        let answer = Answer { subvolumes: vec![subvolume, nameless], more: true };
+        let snapshot = Snapshot {
+            name: b"\xff\"".to_vec(),
+            generation: 7,
+            created_ns: 8,
+            uuid: "01".into(),
+            is_held: true,
+            unique_bytes: None,
+        };
+        let subvolumes = vec![subvolume, nameless];
+        let answer = Answer { subvolumes, snapshots: vec![snapshot], more: true };
         assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[..]), Some(answer));
         assert_eq!(decode::<Request>(&[0; BUFFER_BYTES]), None);
         assert_eq!(decode::<Request>(b"{\"Create\":{\"na"), None);

@@ -4,6 +4,7 @@ use super::Volume;
 use crate::Error;
 use crate::types::{Attributes, NewInode};
 use crate::{InodeId, Result, SubvolumeInfo};
+use cairn_format::TreeId;
 use std::collections::HashMap;
 
 /// Subvolumes: directories with inodes of their own.
@@ -95,6 +96,15 @@ impl Volume {
         self.files().enter(inode)?;
         let subvolume = self.store().trees.subvolume(inode)?;
         Ok((subvolume.id.0, inode.is_subvolume_root()))
+    }
+
+    /// The root directory of a subvolume.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is none with this id, or it can't be reached: the first one has
+    /// no name.
+    pub fn root_of_subvolume(&self, id: u64) -> Result<InodeId> {
+        Ok(InodeId::root_of(self.store().trees.slot_of(TreeId(id))?))
     }
 
     /// Paths of subvolumes from the root, by id, as far as they can be found.

@@ -102,6 +102,10 @@ fn statx(attributes: &Attributes) -> Statx {
     }
 }
 
+pub fn statx_out(attributes: &Attributes) -> StatxOut {
+    StatxOut { attr_valid_seconds: VALID_SECONDS, stat: statx(attributes), ..StatxOut::default() }
+}
+
 fn time_change(
     valid: u32,
     set: u32,
@@ -151,12 +155,7 @@ impl VolumeHandler {
     }
 
     pub(super) fn statx(&self, node: InodeId) -> Answer<StatxOut> {
-        let attributes = self.volume.attributes(node)?;
-        Ok(StatxOut {
-            attr_valid_seconds: VALID_SECONDS,
-            stat: statx(&attributes),
-            ..StatxOut::default()
-        })
+        Ok(statx_out(&self.volume.attributes(node)?))
     }
 
     pub(super) fn set_attributes(

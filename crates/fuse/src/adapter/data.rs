@@ -101,6 +101,7 @@ impl VolumeHandler {
     ) -> AtOnceResult {
         let node = InodeId(header.node);
         match *operation {
+            _ if node.made_up_number().is_some() => AtOnceResult::Left(reply),
             Operation::Read { offset_bytes, length_bytes }
                 if length_bytes as usize <= AT_ONCE_BYTES_MAX =>
             {

@@ -36,7 +36,10 @@ impl VolumeHandler {
         if cookie >= COOKIE_AFTER_DOT_DOT {
             return Ok(true);
         }
-        let parent = self.volume.parent(node)?;
+        let parent = match self.shown_in(node)? {
+            Some(parent) => parent,
+            None => self.volume.parent(node)?,
+        };
         Ok(push(&ListedName {
             name: b"..",
             inode: parent.0,

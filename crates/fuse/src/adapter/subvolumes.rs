@@ -4,7 +4,7 @@
 //! They change names behind the kernel's back, which keeps names and attributes for ever: it is
 //! told before the answer. No request waits for the thread that tells it.
 use super::set_id::has_group;
-use super::{Answer, VolumeHandler, fail};
+use super::{Answer, VolumeHandler, fail, snapshots};
 use crate::protocol::RequestHeader;
 use crate::protocol::wire::IoctlOut;
 use crate::subvolumes::{self, BUFFER_BYTES, Request, Subvolume, path_of_bytes};
@@ -13,15 +13,16 @@ use cairn_engine::{Attributes, Error, FileType, InodeId, NewInode, SubvolumeInfo
 use cairn_environment::thread;
 use rustix::io::Errno;
 use std::fmt::Write;
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// Bits of write and search permission.
 const CHANGE_NAMES: u32 = 0o3;
 /// Of the buffer, at most so much is filled with whole answers.
-const PAGE_BYTES: usize = BUFFER_BYTES - 256;
+pub(super) const PAGE_BYTES: usize = BUFFER_BYTES - 256;
 
 /// Who asks.
-struct Asker {
+pub(super) struct Asker {
     uid: u32,
     gid: u32,
     pid: u32,
@@ -40,6 +41,11 @@ impl Asker {
         };
         self.is_privileged || directory.mode >> shift & CHANGE_NAMES == CHANGE_NAMES
     }
+
+    /// Whether what is the owner's alone is permitted.
+    pub(super) fn may_act_as_owner(&self, of: &Attributes) -> bool {
+        self.is_privileged || self.uid == of.uid
+    }
 }
 
 impl VolumeHandler {
@@ -55,8 +61,14 @@ impl VolumeHandler {
         };
         let asker = Asker { uid: header.uid, gid: header.gid, pid: header.pid, is_privileged };
         let (volume, directory) = (self.volume.clone(), InodeId(header.node));
+        let shown = Arc::clone(&self.snapshots);
         thread::spawn("cairn-subvolume", move || {
-            let done = serve(&volume, directory, &asker, &request, &reply);
+            let done = match &request {
+                Request::Snapshots(request) => {
+                    snapshots::serve(&volume, &shown, directory, &asker, request, &reply)
+                }
+                request => serve(&volume, directory, &asker, request, &reply),
+            };
             match done.and_then(|done| Ok(subvolumes::encode(&done).ok_or(Errno::MSGSIZE)?)) {
                 Ok(buffer) => {
                     let _delivery =
@@ -99,7 +111,7 @@ fn serve(
                 return Err(Errno::ACCESS.into());
             }
             volume.remove_subvolume_if(directory, name, &|root| {
-                if asker.is_privileged || asker.uid == root.uid {
+                if asker.may_act_as_owner(root) {
                     Ok(())
                 } else {
                     Err(Error::NotPermitted("only its owner removes a subvolume"))
@@ -115,11 +127,8 @@ fn serve(
             return list(volume, *after);
         }
         Request::Show => {
-            let id = root_of(volume, directory)?;
-            let info = volume.subvolumes()?.into_iter().find(|info| info.id == id);
-            let path = volume.paths_of_subvolumes()?.remove(&id);
-            let subvolumes = vec![shown(&info.ok_or(Errno::NOENT)?, path)];
-            return Ok(subvolumes::Answer { subvolumes, more: false });
+            let subvolumes = vec![described(volume, root_of(volume, directory)?)?];
+            return Ok(subvolumes::Answer { subvolumes, ..subvolumes::Answer::default() });
         }
         Request::SetDefault => {
             if !asker.is_privileged {
@@ -127,16 +136,24 @@ fn serve(
             }
             volume.set_default_subvolume(root_of(volume, directory)?)?;
         }
+        Request::Snapshots(_) => return Err(Errno::INVAL.into()),
     }
     Ok(subvolumes::Answer::default())
 }
 
 /// The id of the subvolume whose root directory this is.
-fn root_of(volume: &Volume, directory: InodeId) -> Answer<u64> {
+pub(super) fn root_of(volume: &Volume, directory: InodeId) -> Answer<u64> {
     match volume.subvolume_of(directory)? {
         (id, true) => Ok(id),
         (_, false) => Err(Errno::INVAL.into()),
     }
+}
+
+/// What is known of a subvolume.
+pub(super) fn described(volume: &Volume, id: u64) -> Answer<Subvolume> {
+    let info = volume.subvolumes()?.into_iter().find(|info| info.id == id);
+    let path = volume.paths_of_subvolumes()?.remove(&id);
+    Ok(shown(&info.ok_or(Errno::NOENT)?, path))
 }
 
 /// A name in the directory has changed.
@@ -161,17 +178,21 @@ fn list(volume: &Volume, after: u64) -> Answer<subvolumes::Answer> {
     Ok(page)
 }
 
-fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>) -> Subvolume {
-    let uuid = info.uuid.iter().fold(String::new(), |mut text, byte| {
+/// An identity in digits.
+pub(super) fn shown_uuid(uuid: &[u8; 16]) -> String {
+    uuid.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
-    });
+    })
+}
+
+pub(super) fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>) -> Subvolume {
     Subvolume {
         id: info.id,
         // Two digits for each byte; one that fills more than half of a page is left out.
         path: path.filter(|path| path.len() <= PAGE_BYTES / 4).map(path_of_bytes),
         parent: info.parent,
-        uuid,
+        uuid: shown_uuid(&info.uuid),
         created_ns: info.created_ns,
         generation: info.generation,
         is_default: info.is_default,
