@@ -2,13 +2,13 @@
 //!
 //! The kernel keeps listings of the directories that lead to snapshots, and what it knows of a
 //! deleted one, until it is told before the answer.
-use super::Answer;
 use super::snapshot_directories::SnapshotDirectories;
-use super::subvolumes::{Asker, PAGE_BYTES, described, root_of, shown_uuid};
+use super::subvolumes::{Asker, PAGE_BYTES, described, shown_uuid};
+use super::{Answer, RequestFailure};
 use crate::snapshots::{Request, Snapshot};
 use crate::subvolumes;
 use crate::transport::Reply;
-use cairn_engine::{InodeId, SnapshotInfo, Volume};
+use cairn_engine::{Error, InodeId, SnapshotInfo, Volume};
 use rustix::io::Errno;
 use std::collections::HashMap;
 
@@ -22,7 +22,13 @@ pub(super) fn serve(
     request: &Request,
     reply: &Reply,
 ) -> Answer<subvolumes::Answer> {
-    let subvolume = root_of(volume, directory)?;
+    let subvolume = match volume.subvolume_of(directory)? {
+        (id, true) => id,
+        (_, false) if directory.number() == InodeId::ROOT.number() => {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        (_, false) => return Err(Errno::INVAL.into()),
+    };
     if request.changes_volume() && !asker.may_act_as_owner(&volume.attributes(directory)?) {
         return Err(Errno::PERM.into());
     }
@@ -43,13 +49,20 @@ pub(super) fn serve(
             return Ok(subvolumes::Answer { subvolumes, ..subvolumes::Answer::default() });
         }
         Request::Delete { name } => {
-            volume.delete_snapshot(subvolume, name)?;
+            volume.delete_snapshot(subvolume, name).map_err(or_no_snapshot)?;
             tell_kernel(name);
         }
-        Request::Hold { name, held } => volume.hold_snapshot(subvolume, name, *held)?,
+        Request::Hold { name, held } => {
+            volume.hold_snapshot(subvolume, name, *held).map_err(or_no_snapshot)?;
+        }
         Request::List { after } => return list(volume, subvolume, *after),
     }
     Ok(subvolumes::Answer::default())
+}
+
+/// Another number than that of a missing directory.
+fn or_no_snapshot(error: Error) -> RequestFailure {
+    if matches!(error, Error::NotFound) { Errno::NODATA.into() } else { error.into() }
 }
 
 /// As many as fit into an answer.

@@ -142,7 +142,7 @@ fn serve(
 }
 
 /// The id of the subvolume whose root directory this is.
-pub(super) fn root_of(volume: &Volume, directory: InodeId) -> Answer<u64> {
+fn root_of(volume: &Volume, directory: InodeId) -> Answer<u64> {
     match volume.subvolume_of(directory)? {
         (id, true) => Ok(id),
         (_, false) => Err(Errno::INVAL.into()),
