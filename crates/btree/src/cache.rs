@@ -1,7 +1,8 @@
 //! The node cache: every node in memory, clean or dirty, of all trees of a volume.
 //!
 //! Invariants:
-//! - A block has at most one node in memory, as long as a reference to that node exists.
+//! - A block has at most one node in memory, as long as a reference to that node exists. A cache
+//!   of snapshots may keep a node whose block is used again, and reads anew then.
 //! - A node that was read was validated: checksum, volume, address, and what its parent says
 //!   (`expected.rs`).
 //! - A freed node leaves the cache before its block is given back, so a block that is used again is
@@ -63,6 +64,8 @@ pub struct NodeCache {
     pub(crate) locks: NodeLocks,
     volume: VolumeId,
     geometry: Geometry,
+    /// Its nodes are only read, and nobody says when their blocks are used again.
+    of_snapshots: bool,
     sections: Vec<Section>,
 }
 
@@ -73,6 +76,27 @@ impl NodeCache {
         volume: VolumeId,
         geometry: Geometry,
         limit_bytes: u64,
+    ) -> Arc<NodeCache> {
+        Self::with(device, volume, geometry, limit_bytes, false)
+    }
+
+    /// As [`Self::new`], for trees that are only read, and whose blocks may be used again without
+    /// this cache being told. All nodes are on the device.
+    pub fn of_snapshots(
+        device: Arc<dyn BlockDevice>,
+        volume: VolumeId,
+        geometry: Geometry,
+        limit_bytes: u64,
+    ) -> Arc<NodeCache> {
+        Self::with(device, volume, geometry, limit_bytes, true)
+    }
+
+    fn with(
+        device: Arc<dyn BlockDevice>,
+        volume: VolumeId,
+        geometry: Geometry,
+        limit_bytes: u64,
+        of_snapshots: bool,
     ) -> Arc<NodeCache> {
         let limit_nodes = (limit_bytes / NODE_SIZE as u64).max(1);
         let shards = (limit_nodes / SHARD_NODES_MIN).clamp(1, SHARDS_MAX);
@@ -89,6 +113,7 @@ impl NodeCache {
             locks: NodeLocks::new(),
             volume,
             geometry,
+            of_snapshots,
             sections,
         })
     }
@@ -130,6 +155,9 @@ impl NodeCache {
     pub(crate) fn cached(&self, expected: &Expected) -> Result<Option<NodeHandle>, TreeError> {
         let lookup = self.section(expected.block).shard.lock().lookup(expected.block);
         let Lookup::Found(node) = lookup else { return Ok(None) };
+        if self.is_stale(&node, expected) {
+            return Ok(None);
+        }
         expected.check_identity(node.tree, node.level, node.generation)?;
         Ok(Some(node))
     }
@@ -143,6 +171,12 @@ impl NodeCache {
         let mut shard = section.shard.lock();
         loop {
             match shard.lookup(expected.block) {
+                Lookup::Found(node) if self.is_stale(&node, expected) => {
+                    let removed = shard.remove(expected.block);
+                    drop(shard);
+                    drop((node, removed));
+                    shard = section.shard.lock();
+                }
                 Lookup::Found(node) => {
                     drop(shard);
                     expected.check_identity(node.tree, node.level, node.generation)?;
@@ -162,6 +196,11 @@ impl NodeCache {
         let node = self.read(expected).map(|node| NodeHandle::new(node, &self.locks))?;
         load.node = Some(node.clone());
         Ok(node)
+    }
+
+    /// Whether the block of `node` is used again, and its tree is gone.
+    fn is_stale(&self, node: &NodeHandle, expected: &Expected) -> bool {
+        self.of_snapshots && node.generation != expected.generation
     }
 
     fn read(&self, expected: &Expected) -> Result<Node, TreeError> {

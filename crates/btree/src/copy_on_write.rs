@@ -1,8 +1,9 @@
 //! Copy-on-write: the nodes that a transaction makes, copies and gives back.
 //!
 //! Invariants: a node of an older transaction is never changed: it is copied to a new place, and
-//! its blocks are given back once the running transaction is durable. A node that is given back
-//! leaves the cache before its blocks may be used again.
+//! its blocks are given back once the running transaction is durable, or kept as a dead run if a
+//! snapshot has them. A node that is given back leaves the cache before its blocks may be used
+//! again.
 //!
 //! Lock discipline: a new node is locked exclusively when it is made, which needs no waiting. The
 //! allocator's locks are taken under node locks.
@@ -86,8 +87,8 @@ impl Tree {
     pub(crate) fn release(&self, change: &Change<'_>, node: WriteNode) -> Result<(), TreeError> {
         node.handle.routes.forget();
         self.cache.remove(&node.handle, change.generation);
-        let freed =
-            self.space.free_node(node.handle.block, node.handle.generation, change.generation);
+        let (block, made_in) = (node.handle.block, node.handle.generation);
+        let freed = self.space.free_node(block, made_in, &self.boundary, change.generation);
         freed.map_err(|source| self.space_error(source))
     }
 

@@ -14,7 +14,7 @@ use cairn_environment::Rank;
 use cairn_environment::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use cairn_environment::published::Published;
 use cairn_format::{NodePointer, TreeId};
-use cairn_space::Space;
+use cairn_space::{Boundary, Space};
 use std::sync::Arc;
 
 /// A B-tree of items, used by many threads at once.
@@ -22,6 +22,8 @@ pub struct Tree {
     pub(crate) cache: Arc<NodeCache>,
     pub(crate) space: Arc<Space>,
     id: TreeId,
+    /// Which of its nodes are a snapshot's, too.
+    pub(crate) boundary: Arc<Boundary>,
     root: RwLock<NodePointer>,
     /// The root in memory, for lookups that take no lock on the way to a leaf.
     pub(crate) root_node: Published<NodeBody>,
@@ -47,15 +49,32 @@ impl RootGuard<'_> {
 }
 
 impl Tree {
-    /// The tree whose root is at `root`. Nothing is read yet.
+    /// The tree whose root is at `root`; no snapshot has its nodes. Nothing is read yet.
     pub fn open(cache: Arc<NodeCache>, space: Arc<Space>, id: TreeId, root: NodePointer) -> Tree {
+        Tree::open_shared(cache, space, id, root, Arc::default())
+    }
+
+    /// As [`Tree::open`]; nodes up to `boundary` are a snapshot's, too.
+    pub fn open_shared(
+        cache: Arc<NodeCache>,
+        space: Arc<Space>,
+        id: TreeId,
+        root: NodePointer,
+        boundary: Arc<Boundary>,
+    ) -> Tree {
         Tree {
             cache,
             space,
             id,
+            boundary,
             root: RwLock::new(Rank::TREE_ROOT, root),
             root_node: Published::empty(),
         }
+    }
+
+    /// Which of its nodes are a snapshot's, too.
+    pub fn boundary(&self) -> &Arc<Boundary> {
+        &self.boundary
     }
 
     /// The tree's id.

@@ -56,6 +56,9 @@ pub enum Urgency {
     /// A name or a small attribute: as [`Urgency::Ordinary`] while reclaim can help, then from a
     /// quarter of the global reserve, for which it may wait for commits only.
     Name,
+    /// Deletion or truncation whose blocks a snapshot keeps: may use a quarter of the global
+    /// reserve, which does not come back; may wait for commits only.
+    RemovalKept,
     /// Writeback of delayed data: may use half of the global reserve; may wait for commits only.
     Writeback,
     /// Deletion or truncation: may use the global reserve but for the commit's part; may wait for
@@ -133,7 +136,7 @@ impl Budget {
     fn kept_nodes(&self, urgency: Urgency) -> u64 {
         match urgency {
             Urgency::Ordinary => self.global_nodes,
-            Urgency::Name => self.global_nodes - self.global_nodes / 4,
+            Urgency::Name | Urgency::RemovalKept => self.global_nodes - self.global_nodes / 4,
             Urgency::Writeback => self.global_nodes / 2,
             Urgency::Removal => self.global_nodes / 4,
             Urgency::Commit => 0,
@@ -146,7 +149,7 @@ impl Budget {
             Urgency::Ordinary => {
                 (self.global_nodes / 2).max(KEPT_CLUSTERS_MIN.min(self.global_nodes))
             }
-            Urgency::Name => {
+            Urgency::Name | Urgency::RemovalKept => {
                 let for_removals = self.kept_clusters(Urgency::Removal) + KEPT_CLUSTERS_MIN;
                 (self.global_nodes * 3 / 8)
                     .max(for_removals)

@@ -3,7 +3,7 @@
 //!
 //! Invariants: `referenced ⊆ allocated`; everything outside the allocatable blocks is set in both;
 //! the counters and the sets of groups follow `allocated`; a pinned block is allocated, not
-//! referenced, and stands in the list of one generation.
+//! referenced, and stands in the list of one generation; a dead run is referenced.
 //!
 //! Lock discipline: all of it is under the mutex `SPACE_GROUPS`; [`Groups::occupy`] and
 //! [`Groups::vacate`] change what is free, so their callers hold `SPACE_LEDGER` as well and carry
@@ -13,7 +13,7 @@ use crate::bits::Bits;
 use crate::group_set::GroupSet;
 use crate::placement::Placement;
 use cairn_format::{
-    BITMAP_BYTES, Bitmap, BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS,
+    BITMAP_BYTES, Bitmap, BlockNumber, BlockRange, DeadRun, Generation, Geometry, NODE_BLOCKS,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,6 +25,15 @@ pub struct Snapshot {
     pub bitmaps: Vec<Bitmap>,
     /// Referenced blocks among the allocatable ones, in all groups.
     pub used_blocks: u64,
+}
+
+/// What died since the last cut and is for dead lists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeadCount {
+    /// Runs in all.
+    pub runs: u64,
+    /// Dead lists that they are for.
+    pub lists: u64,
 }
 
 /// One block group.
@@ -59,6 +68,9 @@ pub(crate) struct Groups {
     changed: GroupSet,
     referenced_blocks: u64,
     pinned: BTreeMap<Generation, Vec<BlockRange>>,
+    /// What died since the last cut and is a snapshot's, with the dead list for it.
+    dead: BTreeMap<u64, Vec<DeadRun>>,
+    dead_runs: usize,
     /// The newest generation that was unpinned.
     unpinned: Generation,
 }
@@ -79,6 +91,8 @@ impl Groups {
             changed: GroupSet::new(count),
             referenced_blocks: 0,
             pinned: BTreeMap::new(),
+            dead: BTreeMap::new(),
+            dead_runs: 0,
             unpinned: Generation(0),
         };
         for (number, bytes) in referenced.iter().enumerate() {
@@ -255,6 +269,36 @@ impl Groups {
         }
     }
 
+    /// Notes that `run`, which stays referenced, is for the dead list `list`.
+    pub(crate) fn add_dead(&mut self, list: u64, run: DeadRun) -> Result<(), SpaceError> {
+        self.require(run.range, "referenced", |group, piece| group.referenced.all_set(piece))?;
+        let runs = self.dead.entry(list).or_default();
+        match runs.last_mut() {
+            Some(last) if is_continued_by(last, &run) => last.range.blocks += run.range.blocks,
+            _ => {
+                runs.push(run);
+                self.dead_runs += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs and lists in [`Self::take_dead`].
+    pub(crate) fn count_dead(&self) -> DeadCount {
+        DeadCount { runs: self.dead_runs as u64, lists: self.dead.len() as u64 }
+    }
+
+    /// Whether anything died since the last cut that is for the dead list `list`.
+    pub(crate) fn has_dead(&self, list: u64) -> bool {
+        self.dead.contains_key(&list)
+    }
+
+    /// At the cut: what died since the one before, by dead list.
+    pub(crate) fn take_dead(&mut self) -> BTreeMap<u64, Vec<DeadRun>> {
+        self.dead_runs = 0;
+        std::mem::take(&mut self.dead)
+    }
+
     /// What `generation` pins, by ascending address, neighbours joined.
     pub(crate) fn pinned(&self, generation: Generation) -> Vec<BlockRange> {
         let mut ranges = self.pinned.get(&generation).cloned().unwrap_or_default();
@@ -301,6 +345,15 @@ impl Groups {
             .collect();
         Snapshot { bitmaps, used_blocks: self.referenced_blocks }
     }
+}
+
+/// Whether two pieces of file data make one run.
+fn is_continued_by(last: &DeadRun, next: &DeadRun) -> bool {
+    !last.is_node
+        && !next.is_node
+        && last.birth == next.birth
+        && last.range.end() == next.range.start
+        && last.range.blocks + next.range.blocks <= u64::from(u32::MAX)
 }
 
 /// The blocks of group `number` that can be allocated, as offsets in the group.

@@ -20,6 +20,8 @@
 //! - the global reserve is never lent to ordinary requests: a grant to them leaves all of it in
 //!   blocks, half of it in clusters; names may use a quarter of it;
 //! - pinned blocks belong to one generation and become free exactly once;
+//! - what a subvolume gives up and a snapshot of it has stays referenced, and is handed out once, at
+//!   the cut, for a dead list;
 //! - a ticket is granted, failed, stopped or called off: exactly one of these, decided under the
 //!   ledger's lock.
 //!
@@ -49,6 +51,7 @@
 #![forbid(unsafe_code)]
 
 mod bits;
+mod boundary;
 mod budget;
 mod caller;
 mod error;
@@ -62,10 +65,11 @@ mod shared_flusher;
 mod space;
 mod tickets;
 
+pub use boundary::Boundary;
 pub use budget::{Request, Urgency};
 pub use caller::{Caller, on_behalf_of};
 pub use error::SpaceError;
-pub use groups::Snapshot;
+pub use groups::{DeadCount, Snapshot};
 pub use reclaim::Reclaimer;
 pub use reservation::Reservation;
 pub use space::{Space, SpaceReport};

@@ -1,5 +1,5 @@
 //! The allocator against a naive model that knows the state of every block.
-use crate::{Request, Reservation, Space, SpaceError, Urgency};
+use crate::{Boundary, Request, Reservation, Space, SpaceError, Urgency};
 use cairn_format::{BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -126,7 +126,7 @@ impl Model {
         let global = self.space.report().global_reserve_nodes;
         let kept = match urgency {
             Urgency::Ordinary => global,
-            Urgency::Name => global - global / 4,
+            Urgency::Name | Urgency::RemovalKept => global - global / 4,
             Urgency::Writeback => global / 2,
             Urgency::Removal => global / 4,
             Urgency::Commit => 0,
@@ -192,7 +192,9 @@ impl Model {
 
     fn free_node(&mut self, index: usize) {
         let (address, made_in) = self.nodes.swap_remove(index);
-        self.space.free_node(address, Generation(made_in), Generation(self.running)).unwrap();
+        self.space
+            .free_node(address, Generation(made_in), &Boundary::default(), Generation(self.running))
+            .unwrap();
         let after = if made_in == self.running { State::Free } else { State::Pinned(self.running) };
         self.change(BlockRange::node(address), State::Referenced, after);
     }
@@ -510,11 +512,17 @@ fn wrong_addresses_from_the_device_are_errors() {
         BlockNumber(u64::MAX),
     ] {
         assert!(
-            matches!(space.free_node(address, two, two), Err(SpaceError::Conflict { .. })),
+            matches!(
+                space.free_node(address, two, &Boundary::default(), two),
+                Err(SpaceError::Conflict { .. })
+            ),
             "{address}"
         );
         assert!(
-            matches!(space.free_node(address, two, three), Err(SpaceError::Conflict { .. })),
+            matches!(
+                space.free_node(address, two, &Boundary::default(), three),
+                Err(SpaceError::Conflict { .. })
+            ),
             "{address}"
         );
     }
@@ -524,6 +532,6 @@ fn wrong_addresses_from_the_device_are_errors() {
         error.to_string(),
         format!("blocks {}..{} are not all referenced", in_flight.start, in_flight.end())
     );
-    space.free_node(node, two, two).unwrap();
+    space.free_node(node, two, &Boundary::default(), two).unwrap();
     assert_eq!(space.report().used, 8);
 }

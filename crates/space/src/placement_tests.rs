@@ -1,5 +1,5 @@
 //! Where allocations land, and that a granted reservation can always be used.
-use crate::{Request, Reservation, Space, Urgency};
+use crate::{Boundary, Request, Reservation, Space, Urgency};
 use cairn_environment::random::Seeded;
 use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS};
 use std::sync::Arc;
@@ -280,7 +280,14 @@ fn churned_nodes_keep_to_their_groups() {
             if alive.len() > 1500 {
                 let (address, made_in) =
                     alive.swap_remove(random.below(alive.len() as u64) as usize);
-                space.free_node(address, Generation(made_in), Generation(generation)).unwrap();
+                space
+                    .free_node(
+                        address,
+                        Generation(made_in),
+                        &Boundary::default(),
+                        Generation(generation),
+                    )
+                    .unwrap();
             }
             alive.push((space.allocate_node(&held).unwrap(), generation));
         }

@@ -28,7 +28,7 @@ fn rank(urgency: Urgency) -> u64 {
     match urgency {
         Urgency::Commit | Urgency::Removal => 0,
         Urgency::Writeback => 1,
-        Urgency::Name => 2,
+        Urgency::Name | Urgency::RemovalKept => 2,
         Urgency::Ordinary => 3,
     }
 }

@@ -82,7 +82,9 @@ impl Stage {
     fn first(urgency: Urgency) -> Option<Stage> {
         match urgency {
             Urgency::Ordinary => Some(Stage::SomeDelayedData),
-            Urgency::Name | Urgency::Writeback | Urgency::Removal => Some(Stage::Commit),
+            Urgency::Name | Urgency::RemovalKept | Urgency::Writeback | Urgency::Removal => {
+                Some(Stage::Commit)
+            }
             Urgency::Commit => None,
         }
     }

@@ -1,6 +1,7 @@
 //! The allocator of one volume: ledger, tickets and bitmaps together.
 //!
 //! See the crate's head for states, invariants and lock discipline.
+use crate::boundary::Boundary;
 use crate::budget::{Budget, Request, Urgency};
 use crate::caller::{self, Caller};
 use crate::groups::{Groups, Snapshot};
@@ -12,7 +13,9 @@ use crate::{Reclaimer, SpaceError};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
-use cairn_format::{BITMAP_BYTES, BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS};
+use cairn_format::{
+    BITMAP_BYTES, BlockNumber, BlockRange, DeadRun, Generation, Geometry, NODE_BLOCKS,
+};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -92,7 +95,7 @@ pub struct SpaceReport {
 /// Allocator and reservations of one volume.
 pub struct Space {
     pub(crate) ledger: Mutex<Ledger>,
-    groups: Mutex<Groups>,
+    pub(crate) groups: Mutex<Groups>,
     /// Pinned blocks in all generations; changed under the groups' lock, read anywhere as a hint.
     pinned_blocks: AtomicU64,
     /// Blocks of removed files that are about to be freed.
@@ -418,7 +421,7 @@ impl Space {
         self.pin(&mut self.groups.lock(), range, running)
     }
 
-    fn pin(
+    pub(crate) fn pin(
         &self,
         groups: &mut Groups,
         range: BlockRange,
@@ -451,8 +454,8 @@ impl Space {
     }
 
     /// The node at `address`, made by transaction `made_in`, is dead. If that is the running
-    /// transaction, it was never written and its blocks are free at once; otherwise they are pinned
-    /// by `running`.
+    /// transaction, it was never written and its blocks are free at once; otherwise it is given up
+    /// as by [`Self::give_up`].
     ///
     /// # Errors
     /// The blocks are not referenced: the tree that named the node is wrong.
@@ -460,13 +463,13 @@ impl Space {
         &self,
         address: BlockNumber,
         made_in: Generation,
+        boundary: &Boundary,
         running: Generation,
     ) -> Result<(), SpaceError> {
         let range = BlockRange::node(address);
         if made_in != running {
-            let mut groups = self.groups.lock();
-            groups.require_node(address)?;
-            return self.pin(&mut groups, range, running);
+            let run = DeadRun { range, birth: made_in, is_node: true };
+            return self.give_up(run, boundary, running);
         }
         let mut ledger = self.ledger.lock();
         let mut groups = self.groups.lock();

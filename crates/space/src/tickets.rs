@@ -82,7 +82,7 @@ fn queue_of(urgency: Urgency) -> usize {
     match urgency {
         Urgency::Removal | Urgency::Commit => 0,
         Urgency::Writeback => 1,
-        Urgency::Name => 2,
+        Urgency::Name | Urgency::RemovalKept => 2,
         Urgency::Ordinary => NORMAL,
     }
 }

@@ -114,8 +114,8 @@ impl Files {
                 let rest = extent.slice(cut.end - start, end - cut.end);
                 operation.put_extent(inode, cut.end, &rest)?;
             }
-            let gone = extent.slice(cut.start - start, cut.end - cut.start).range();
-            operation.free(gone)?;
+            let gone = extent.slice(cut.start - start, cut.end - cut.start);
+            operation.free(&gone)?;
             state.item.blocks = state.item.blocks.saturating_sub(gone.blocks);
         }
         Ok(())

@@ -114,9 +114,10 @@ impl Files {
         Some(guard)
     }
 
-    /// As [`Files::read_inode_in_use`], exclusively.
+    /// As [`Files::read_inode_in_use`], exclusively, to change the inode.
     pub(crate) fn write_inode_in_use<'a>(&self, inode: &'a Inode) -> Result<WriteGuard<'a>> {
         let state = self.write_inode(inode)?;
+        self.store.trees.subvolume(inode.number)?.check_writable()?;
         self.expect_in_use(inode.number, &state)?;
         Ok(state)
     }

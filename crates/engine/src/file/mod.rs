@@ -26,6 +26,7 @@ pub(crate) mod planned_read;
 pub(crate) mod read;
 mod reclaim;
 pub(crate) mod removal_queue;
+mod snapshots;
 mod subvolumes;
 pub(crate) mod sync;
 pub(crate) mod throttle;

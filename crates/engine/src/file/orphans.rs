@@ -73,8 +73,10 @@ impl Files {
     }
 
     pub(super) fn reap(&self, orphan: Orphan) {
-        if orphan.removal == Removal::Subvolume {
-            return self.reap_subvolume(orphan);
+        match orphan.removal {
+            Removal::Subvolume => return self.reap_subvolume(orphan),
+            Removal::DeadRuns => return self.reap_dead_runs(orphan),
+            Removal::Inode | Removal::Tail => {}
         }
         let inode = self.inodes.get(orphan.number);
         let _extents = self.lock_extents(&inode);
@@ -86,7 +88,7 @@ impl Files {
         let Orphan { number, blocks: mut counted, removal } = orphan;
         let result = match removal {
             Removal::Tail => self.settle_truncation(inode),
-            Removal::Inode | Removal::Subvolume => self.remove_inode(inode, effort, &mut counted),
+            _ => self.remove_inode(inode, effort, &mut counted),
         };
         if matches!(result, Err(Error::NoSpace)) {
             self.orphans.queue.postpone(Orphan { blocks: counted, ..orphan });

@@ -24,6 +24,15 @@ pub(crate) enum Removal {
     Tail,
     /// The subvolume with this root directory.
     Subvolume,
+    /// What only deleted snapshots of the subvolume with this root directory had.
+    DeadRuns,
+}
+
+impl Removal {
+    /// Whether it is done before the volume is closed.
+    fn is_short(self) -> bool {
+        matches!(self, Self::Inode | Self::Tail)
+    }
 }
 
 /// Something to remove.
@@ -50,7 +59,7 @@ struct State {
     postponed: Vec<Orphan>,
     /// Taken, and not done with.
     taken: usize,
-    /// Subvolumes are left to the next mount.
+    /// Subvolumes and dead runs are left to the next mount.
     closing: bool,
     stopped: bool,
 }
@@ -107,11 +116,12 @@ impl RemovalQueue {
         self.state.lock().postponed.push(orphan);
     }
 
-    /// The volume is being closed: subvolumes, which may take long, are left to the next mount.
+    /// The volume is being closed: subvolumes and dead runs, which may take long, are left to the
+    /// next mount.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         state.closing = true;
-        state.waiting.retain(|orphan| orphan.removal != Removal::Subvolume);
+        state.waiting.retain(|orphan| orphan.removal.is_short());
         if state.is_idle() {
             self.idle.notify_all();
         }

@@ -79,7 +79,7 @@ impl Files {
 
     /// Its inodes leave memory with their dirty data, once those who use them have ended; nobody
     /// can load them again.
-    fn unload_subvolume(&self, root: InodeId) {
+    pub(super) fn unload_subvolume(&self, root: InodeId) {
         for inode in self.inodes.of_subvolume(root.slot()) {
             let _extents = self.lock_extents(&inode);
             let mut state = inode.state.write_at(inode.number.0);

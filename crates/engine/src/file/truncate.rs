@@ -244,7 +244,7 @@ impl Files {
             }
             operation.delete(key)?;
             if let Some(extent) = extent {
-                operation.free(extent.range())?;
+                operation.free(&extent)?;
                 state.item.blocks = state.item.blocks.saturating_sub(extent.blocks);
             }
         }

@@ -41,7 +41,9 @@ use crate::store::operation::{Effort, Operation};
 use crate::{Error, Result};
 use cairn_blockdev::SetWrite;
 use cairn_environment::atomic::{AtomicU64, Ordering};
-use cairn_format::{BlockRange, Extent, ExtentKind, FileBlock, LogSeq, MAX_EXTENT_BLOCKS};
+use cairn_format::{
+    BlockRange, Extent, ExtentKind, FileBlock, Generation, LogSeq, MAX_EXTENT_BLOCKS,
+};
 use cairn_log::DataTicket;
 use cairn_space::{Request, Reservation, Urgency};
 use std::ops::Range;
@@ -434,10 +436,11 @@ impl Files {
         with_group: Option<Vec<Part>>,
         effort: Effort,
     ) -> Result<()> {
-        // One item for the new extent; of those that were there each is removed or cut, and one of
-        // them in two.
-        let changes = |piece| match overlapping(existing, piece).count() as u64 {
+        // One item for the new extent, or in place for each that was there; of those each is removed
+        // or cut, and one of them in two.
+        let changes = |piece: &Piece| match overlapping(existing, piece).count() as u64 {
             0 => 1,
+            overlaps if piece.in_place => 2 * overlaps + 1,
             overlaps => overlaps + 2,
         };
         let items: u64 = pieces.iter().map(changes).sum();
@@ -458,8 +461,13 @@ impl Files {
                 checksums: piece.checksums.clone(),
             };
             if piece.in_place {
-                self.cut_extents(&mut operation, inode.number, blocks, &current)?;
-                self.put_merged(&mut operation, inode.number, first, extent)?;
+                self.cut_extents(&mut operation, inode.number, blocks.clone(), &current)?;
+                let newest = operation.newest_snapshot();
+                for (blocks, birth) in births(&blocks, &current, newest, extent.generation) {
+                    let part = extent.slice(blocks.start - first, blocks.end - blocks.start);
+                    let part = Extent { generation: birth, ..part };
+                    self.put_merged(&mut operation, inode.number, blocks.start, part)?;
+                }
             } else {
                 self.drop_extents(&mut operation, inode.number, &mut state, blocks, &current)?;
                 self.insert_extent(&mut operation, inode.number, &mut state, first, extent)?;
@@ -564,4 +572,26 @@ impl Files {
         self.unlist_clean(inode, &state);
         Ok(state.last)
     }
+}
+
+/// The births of parts of `blocks` that are written in place at `now`. What the snapshot of `newest`
+/// has, too, stays the same reference; the rest is a new one.
+fn births(
+    blocks: &Range<FileBlock>,
+    current: &[(FileBlock, Extent)],
+    newest: Generation,
+    now: Generation,
+) -> Vec<(Range<FileBlock>, Generation)> {
+    let mut births: Vec<(Range<FileBlock>, Generation)> = Vec::new();
+    for (start, extent) in current {
+        let part = blocks.start.max(*start)..blocks.end.min(*start + extent.blocks);
+        let birth = if extent.generation <= newest { extent.generation } else { now };
+        match births.last_mut() {
+            Some((last, of_last)) if *of_last == birth && last.end == part.start => {
+                last.end = part.end;
+            }
+            _ => births.push((part, birth)),
+        }
+    }
+    births
 }

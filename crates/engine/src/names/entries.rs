@@ -130,7 +130,9 @@ impl Names {
         match found {
             Ok(None) => Ok((None, free)),
             Ok(Some((slot, target))) => {
-                let inode = self.named_by(directory, target)?;
+                let Some(inode) = self.named_by(directory, target)? else {
+                    return Ok((None, None));
+                };
                 let found = FoundEntry { slot, inode, file_type: target.file_type(), target };
                 Ok((Some(found), free))
             }
@@ -138,12 +140,18 @@ impl Names {
         }
     }
 
-    /// What an entry of `directory` names.
-    fn named_by(&self, directory: InodeId, target: EntryTarget) -> Result<InodeId> {
+    /// What an entry of `directory` names. Names of subvolumes are not seen in a snapshot: these
+    /// are not in it, and may be gone.
+    fn named_by(&self, directory: InodeId, target: EntryTarget) -> Result<Option<InodeId>> {
         match target {
-            EntryTarget::Inode(number, _) => Ok(directory.sibling(number)),
-            EntryTarget::Subvolume(id) => Ok(InodeId::root_of(self.store.trees.slot_of(id)?)),
+            EntryTarget::Inode(number, _) => Ok(Some(directory.sibling(number))),
+            EntryTarget::Subvolume(_) if self.is_in_snapshot(directory)? => Ok(None),
+            EntryTarget::Subvolume(id) => Ok(Some(InodeId::root_of(self.store.trees.slot_of(id)?))),
         }
+    }
+
+    fn is_in_snapshot(&self, inode: InodeId) -> Result<bool> {
+        Ok(self.store.trees.subvolume(inode)?.snapshot.is_some())
     }
 
     /// The entry with this name, or `NotFound`.
@@ -195,7 +203,8 @@ impl Names {
         }
         for item in self.store.trees.of(directory).range(listing_keys(directory, cookie)) {
             let (key, value) = item?;
-            if !take(self.listed_item(directory, &key, &value)?) {
+            let item = self.listed_item(directory, &key, &value)?;
+            if item.is_some_and(|item| !take(item)) {
                 break;
             }
         }
@@ -208,10 +217,11 @@ impl Names {
         directory: InodeId,
         key: &Key,
         value: &'v [u8],
-    ) -> Result<DirectoryItem<'v>> {
+    ) -> Result<Option<DirectoryItem<'v>>> {
         let (name, target, cookie) = self.store.of_item(directory, key, listed(key, value))?;
+        let file_type = target.file_type();
         let inode = self.named_by(directory, target)?;
-        Ok(DirectoryItem { name, inode, file_type: target.file_type(), cookie })
+        Ok(inode.map(|inode| DirectoryItem { name, inode, file_type, cookie }))
     }
 
     /// Fills `part` with the entries after `cookie`, and takes a reference for each.
@@ -223,10 +233,12 @@ impl Names {
         if state.file_type() != FileType::Directory {
             return Err(Error::NotDirectory);
         }
-        let mut damage = None;
+        let (mut damage, hides) = (None, self.is_in_snapshot(directory)?);
+        let is_hidden = |target: EntryTarget| hides && matches!(target, EntryTarget::Subvolume(_));
         let scanned =
             self.store.trees.of(directory).scan(listing_keys(directory, cookie), |key, value| {
                 match listed(&key, value) {
+                    Ok((_, target, _)) if is_hidden(target) => {}
                     Ok((name, target, cookie)) => part.push(name, target, cookie),
                     Err(error) => damage = Some((key, error)),
                 }
@@ -234,7 +246,8 @@ impl Names {
             });
         for at in 0..part.entries.len() {
             match self.named_by(directory, part.entries[at].target) {
-                Ok(inode) => part.entries[at].inode = inode,
+                Ok(Some(inode)) => part.entries[at].inode = inode,
+                Ok(None) => {}
                 Err(error) if at == 0 => {
                     part.entries.clear();
                     return Err(error);

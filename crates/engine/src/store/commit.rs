@@ -2,7 +2,8 @@
 //!
 //! 1. *CommitStart*: new joins wait; the joined operations leave. *A crash: the superblock before
 //!    counts, and the log goes on from its tail.*
-//! 2. *CommitDoing*, the cut: the new roots enter the root tree; the dirty nodes, the changed
+//! 2. *CommitDoing*, the cut: what died and is a snapshot's enters the dead lists; snapshots that
+//!    are wanted are made; the new roots enter the root tree; the dirty nodes, the changed
 //!    bitmaps, the next inode number and the log's head are taken; the log's context is closed.
 //!    *Unblocked*: joins go on, into the next transaction. *A crash: as before.*
 //! 3. Nodes and bitmaps are written, and the data that the log still holds. *A crash: the trees of
@@ -92,7 +93,8 @@ impl Store {
                 None => {}
             }
         };
-        if kind == Kind::Ordinary && !self.trees.any_changed() {
+        let nothing_to_do = || !self.trees.any_changed() && !self.cut_work.is_any_wanted();
+        if kind == Kind::Ordinary && nothing_to_do() {
             return Ok(());
         }
         // A panic is a failure, too: the waiters get an error.
@@ -136,6 +138,7 @@ impl Store {
         // 6. It counts.
         self.device.flush()?;
         *self.bitmap_slots.lock() = slots;
+        self.trees.note_durable(frozen.generation);
         commit.super_committed();
         if self.options.fsync_wait == FsyncWait::Super {
             self.log.super_committed(frozen.generation);
@@ -158,6 +161,8 @@ impl Store {
 
     /// Step 2: no operation is joined.
     fn cut(&self, generation: Generation) -> Result<Frozen> {
+        self.write_dead_runs(generation)?;
+        self.make_requested_snapshots(generation)?;
         self.record_roots(generation)?;
         let dirty = self.cache.take_dirty(generation);
         let snapshot = self.space.snapshot(generation);
@@ -199,11 +204,15 @@ impl Store {
         if settings.has_subvolumes {
             features.incompatible |= Features::SUBVOLUMES;
         }
+        if settings.has_snapshots {
+            features.incompatible |= Features::SNAPSHOTS;
+        }
         Superblock {
             generation: frozen.generation,
             features,
             next_tree: settings.next_tree,
             default_subvolume: settings.default_subvolume,
+            next_list: settings.next_list,
             root: frozen.root,
             next_inode: frozen.next_inode,
             inodes: frozen.inodes,

@@ -47,6 +47,7 @@ use discards::Discards;
 use failures::FailureLedger;
 use inode_count::InodeCount;
 use requests::{CommitSignal, Unpinner};
+use snapshots::CutWork;
 use std::sync::Arc;
 use storage_room::StorageRoom;
 use transaction::Transactions;
@@ -87,6 +88,7 @@ pub(crate) struct Store {
     pub(crate) inode_count: InodeCount,
     pub(crate) cache: Arc<NodeCache>,
     pub(crate) transactions: Transactions,
+    cut_work: CutWork,
     /// `log_epoch` of this mount.
     log_epoch: u64,
     next_inode: Arc<AtomicU64>,

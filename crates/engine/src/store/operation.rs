@@ -3,7 +3,8 @@
 //! 1. [`Store::begin`]: reserve (may sleep), then join. No inode lock is held.
 //! 2. Lock inodes; [`Operation::put`], [`Operation::delete`] change the tree and collect the items.
 //! 3. [`Operation::log`] with the inode locks still held: the items enter the CIL in one step.
-//! 4. Unlock the inodes, drop the operation: it leaves and gives back what it did not use.
+//! 4. Unlock the inodes, drop the operation: it leaves and gives back what it did not use, but for
+//!    what the cut needs to write down what died.
 //!
 //! An operation that changed the tree and is dropped before it logged (an error halfway) has left
 //! the tree between two states that no log describes; the volume stops, and the durable state
@@ -14,8 +15,8 @@ use crate::store::trees::Subvolume;
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, Tree};
 use cairn_format::{
-    BlockRange, DirectoryEntry, EntryFlags, EntryTarget, Extent, ExtentKind, FileBlock, Generation,
-    InodeItem, ItemKind, Key, LogSeq,
+    BlockRange, DeadRun, DirectoryEntry, EntryFlags, EntryTarget, Extent, ExtentKind, FileBlock,
+    Generation, InodeItem, ItemKind, Key, LogSeq,
 };
 use cairn_log::{Batch, DataWrite};
 use cairn_space::{Request, Reservation, Urgency};
@@ -36,6 +37,8 @@ pub(crate) enum Effort {
     /// Gives more back than it takes: waits for commits, may use the global reserve but for the
     /// commit's part.
     Removal,
+    /// As `Removal`, also where snapshots are: what it removes comes back.
+    Cleanup,
     /// Runs on a thread of space reclaim, on which others wait: as `Removal`, but waits for
     /// nothing.
     Reclaim,
@@ -84,13 +87,19 @@ impl Store {
         self.check_writable()?;
         if effort != Effort::Reclaim {
             self.throttle_dirty_nodes()?;
+            self.throttle_dead_runs()?;
             self.log.throttle()?;
         }
         let subvolume = self.trees.subvolume(inode)?;
-        let nodes_now = || subvolume.tree().worst_case_joined(items) + nodes_more();
+        subvolume.check_writable()?;
+        let nodes_now = || {
+            let nodes = subvolume.tree().worst_case_joined(items) + nodes_more();
+            nodes + self.nodes_for_cut(items + nodes)
+        };
         loop {
             let nodes = nodes_now();
-            let reservation = self.reserve(Request { data_blocks, nodes }, effort)?;
+            let keeps = subvolume.tree().boundary().newest().0 > 0;
+            let reservation = self.reserve_where(Request { data_blocks, nodes }, effort, keeps)?;
             let handle = self.transactions.join()?;
             if nodes_now() <= nodes {
                 return Ok(Operation {
@@ -146,6 +155,12 @@ impl Store {
 
     /// Reserves space with the patience of `effort`.
     pub(crate) fn reserve(&self, request: Request, effort: Effort) -> Result<Reservation> {
+        self.reserve_where(request, effort, false)
+    }
+
+    /// As [`Store::reserve`]; `keeps`: snapshots have what is removed.
+    fn reserve_where(&self, request: Request, effort: Effort, keeps: bool) -> Result<Reservation> {
+        let removal = if keeps { Urgency::RemovalKept } else { Urgency::Removal };
         if matches!(effort, Effort::Ordinary | Effort::Name) {
             self.check_storage_room()?;
         }
@@ -153,8 +168,9 @@ impl Store {
             Effort::Ordinary => self.space.reserve(request, Urgency::Ordinary)?,
             Effort::Name => self.space.reserve(request, Urgency::Name)?,
             Effort::Writeback => self.space.reserve(request, Urgency::Writeback)?,
-            Effort::Removal => self.space.reserve(request, Urgency::Removal)?,
-            Effort::Reclaim => self.space.try_reserve(request, Urgency::Removal)?,
+            Effort::Removal => self.space.reserve(request, removal)?,
+            Effort::Cleanup => self.space.reserve(request, Urgency::Removal)?,
+            Effort::Reclaim => self.space.try_reserve(request, removal)?,
         })
     }
 
@@ -214,6 +230,11 @@ impl<'v> Operation<'v> {
     /// The transaction that was joined.
     pub(crate) fn generation(&self) -> Generation {
         self.handle.generation()
+    }
+
+    /// The newest snapshot of the subvolume; 0 without one.
+    pub(crate) fn newest_snapshot(&self) -> Generation {
+        self.tree().boundary().newest()
     }
 
     /// What the operation may still allocate.
@@ -282,6 +303,10 @@ impl<'v> Operation<'v> {
         let key = inode.extent_key(file_block);
         let new_data = extent.kind == ExtentKind::Data && extent.written == self.generation();
         let flags = if new_data { EntryFlags::NEW_DATA } else { EntryFlags::default() };
+        if extent.written != extent.generation && !self.store.trees.has_durable_dead_runs() {
+            // A program that doesn't know such extents must not come to replay it.
+            self.batch.need_commit();
+        }
         self.insert(self.tree_of(inode), key, &extent.encode(), flags).map(drop)
     }
 
@@ -302,10 +327,12 @@ impl<'v> Operation<'v> {
         self.store.space.reference(range);
     }
 
-    /// Blocks of the file that no item refers to any more.
-    pub(crate) fn free(&mut self, range: BlockRange) -> Result<()> {
+    /// The blocks of an extent, or of a part of one, that no item refers to any more.
+    pub(crate) fn free(&mut self, extent: &Extent) -> Result<()> {
         self.changed = true;
-        Ok(self.store.space.free(range, self.handle.generation())?)
+        let run = DeadRun { range: extent.range(), birth: extent.generation, is_node: false };
+        let boundary = self.subvolume.tree().boundary();
+        Ok(self.store.space.give_up(run, boundary, self.handle.generation())?)
     }
 
     /// Puts the collected items into the CIL. The locks of all inodes concerned are held.
@@ -329,6 +356,7 @@ impl Drop for Operation<'_> {
     fn drop(&mut self) {
         let used_nodes = self.worst_case_nodes.saturating_sub(self.reservation.nodes());
         self.store.counters.note_worst_case(used_nodes * 100 / self.worst_case_nodes.max(1));
+        self.store.keep_for_cut(&self.reservation);
         if self.changed && self.store.transactions.failure().is_none() {
             // The caller may hold the file's extents.
             self.store.fail_under_locks(&Error::Aborted("an operation failed halfway".into()));

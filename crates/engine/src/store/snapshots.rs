@@ -1,6 +1,41 @@
-//! Stub.
+//! Snapshots: made at a cut, deleted, and what their deletion leaves to do.
+//!
+//! A snapshot is the root pointer of a subvolume's tree at a cut; making one copies nothing. From
+//! then on the subvolume keeps what it gives up and the snapshot has: such a *dead run* stays
+//! referenced and enters a *dead list* at the next cut. Each snapshot begins a list. So a run born
+//! at b, in a list begun at s, is of exactly those snapshots that were made in [b, s].
+//!
+//! - **Creation** is requested, and done by the next cut ([`Store::make_requested_snapshots`]).
+//!   Nothing shows the snapshot before its superblock is durable: its nodes are read from the
+//!   device. *A crash before that: there is no snapshot, and what died later is freed by replay.*
+//! - **Deletion** of the snapshot j, with p before it (or 0) and n behind it, is one operation: its
+//!   item goes, a *cleanup* says that births in (p, j] of lists begun in [j, n) are nobody's. Without
+//!   n it is the lists begun before now, since a snapshot to come may have such births, too. *A
+//!   crash before the superblock: the snapshot is there. After it: the next mount goes on.*
+//! - **Cleanup**: the runs leave the lists, some at a time, and their blocks become free. *A crash:
+//!   runs named and referenced, or neither: each batch is of one transaction.*
+//!
+//! None of this is logged. Whoever uses an inode of a deleted snapshot gets [`Error::Stale`].
+//!
+//! Invariant: the boundary is raised by a cut, and lowered with the lock of the tree of subvolumes
+//! held, together with the item.
 use super::Store;
+use super::operation::{Effort, Operation};
+use super::trees::Subvolume;
 use crate::{Error, InodeId, Result};
+use cairn_btree::{Change, Tree};
+use cairn_environment::lock::Mutex;
+use cairn_environment::{Rank, clock, random};
+use cairn_format::{CleanupItem, DeadRun, Generation, ItemKind, Key, SnapshotItem, TreeId};
+use cairn_space::{DeadCount, Request, Reservation, Urgency};
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, OnceLock};
+
+/// Dead runs in memory from which on a commit is asked for, and from which on operations wait for
+/// one.
+const DEAD_RUNS_MANY: u64 = 1 << 16;
+const DEAD_RUNS_MAX: u64 = 1 << 20;
 
 /// A snapshot of a subvolume.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,31 +65,460 @@ pub struct SnapshotUsage {
     pub unique_blocks: u64,
 }
 
-const LATER: Error = Error::InvalidArgument("not yet");
+/// A snapshot that the next cut makes.
+struct Wanted {
+    subvolume: u32,
+    item: SnapshotItem,
+    reservation: Reservation,
+    done: Arc<OnceLock<Result<Generation>>>,
+}
 
-impl Store {
-    pub(crate) fn snapshots(&self, _: u64) -> Result<Vec<SnapshotInfo>> {
-        Err(LATER)
+/// What the next cut has to do about snapshots, and with which space.
+pub(crate) struct CutWork {
+    wanted: Mutex<Vec<Wanted>>,
+    /// For the dead runs that the cut writes; operations bring it.
+    room: Mutex<Option<Reservation>>,
+}
+
+impl CutWork {
+    pub(super) fn new() -> Self {
+        Self { wanted: Mutex::new(Rank::LEAF, Vec::new()), room: Mutex::new(Rank::LEAF, None) }
     }
-    pub(crate) fn snapshot_named(&self, _: u64, _: &[u8]) -> Result<SnapshotInfo> {
-        Err(LATER)
+
+    pub(super) fn is_any_wanted(&self) -> bool {
+        !self.wanted.lock().is_empty()
     }
-    pub(crate) fn snapshotted_subvolumes(&self) -> Result<Vec<u64>> {
-        Err(LATER)
-    }
-    pub(crate) fn hold_snapshot(&self, _: u64, _: &[u8], _: bool) -> Result<()> {
-        Err(LATER)
-    }
-    pub(crate) fn snapshot_usage(&self, _: u64) -> Result<Vec<SnapshotUsage>> {
-        Err(LATER)
+
+    /// Whether a snapshot of the subvolume in this slot is wanted, or one with this name.
+    fn wants(&self, subvolume: u32, name: Option<&[u8]>) -> bool {
+        let is_it = |wanted: &Wanted| {
+            wanted.subvolume == subvolume && name.is_none_or(|name| wanted.item.name == name)
+        };
+        self.wanted.lock().iter().any(is_it)
     }
 }
 
-impl crate::file::Files {
-    pub(crate) fn create_snapshot(&self, _: InodeId, _: &[u8]) -> Result<SnapshotInfo> {
-        Err(LATER)
+/// Nodes that writing `dead` at the cut takes at most: on each place of the tree of dead runs that
+/// is changed a path, and a node for each item, which follows its neighbour.
+fn nodes_for(dead: DeadCount, tree: &Tree) -> u64 {
+    let items = dead.runs / DeadRun::PER_ITEM as u64 + dead.lists;
+    (dead.lists + 1) * tree.worst_case_joined(1) + items
+}
+
+fn info_of(id: TreeId, generation: Generation, item: SnapshotItem) -> SnapshotInfo {
+    SnapshotInfo {
+        subvolume: id.0,
+        generation: generation.0,
+        created_ns: item.created_ns,
+        uuid: item.uuid,
+        is_held: item.is_held,
+        root: InodeId::root_of(item.number),
+        name: item.name,
     }
-    pub(crate) fn delete_snapshot(&self, _: u64, _: &[u8]) -> Result<()> {
-        Err(LATER)
+}
+
+impl Store {
+    /// Nodes that an operation with up to `references` deaths brings for the cut.
+    pub(super) fn nodes_for_cut(&self, references: u64) -> u64 {
+        let Some(tree) = self.trees.dead_runs() else { return 0 };
+        // It may change two subvolumes, and each of them alone fills an item.
+        nodes_for(DeadCount { runs: references, lists: 2 }, tree)
+    }
+
+    /// An operation ends: leaves of its reservation what the cut lacks for what has died.
+    pub(super) fn keep_for_cut(&self, reservation: &Reservation) {
+        let Some(tree) = self.trees.dead_runs() else { return };
+        let dead = self.space.count_dead();
+        if dead.runs == 0 {
+            return;
+        }
+        let mut room = self.cut_work.room.lock();
+        let held = room.as_ref().map_or(0, Reservation::nodes);
+        let more = nodes_for(dead, tree).saturating_sub(held).min(reservation.nodes());
+        if more > 0 {
+            let part = reservation.split(0, more);
+            match &*room {
+                Some(room) => room.merge(part),
+                None => *room = Some(part),
+            }
+        }
+    }
+
+    /// Dead runs stay in memory until a commit: asks for one early, and when that is not enough
+    /// waits for one.
+    pub(super) fn throttle_dead_runs(&self) -> Result<()> {
+        if self.trees.dead_runs().is_none() {
+            return Ok(());
+        }
+        let dead = self.space.count_dead();
+        if dead.runs > DEAD_RUNS_MAX {
+            return self.wait_for_commit();
+        }
+        if dead.runs > DEAD_RUNS_MANY {
+            self.signal.request();
+        }
+        Ok(())
+    }
+
+    /// At the cut: what has died since the one before enters the dead lists.
+    pub(super) fn write_dead_runs(&self, generation: Generation) -> Result<()> {
+        let dead = self.space.take_dead();
+        let room = self.cut_work.room.lock().take();
+        let Some(tree) = self.trees.dead_runs().filter(|_| !dead.is_empty()) else { return Ok(()) };
+        for (list, runs) in dead {
+            for (runs, count) in runs.chunks(DeadRun::PER_ITEM).zip(0..) {
+                // Recovery has no operations that bring room.
+                let nodes = tree.worst_case_joined(1);
+                let reservation = match room.as_ref().filter(|room| room.nodes() >= nodes) {
+                    Some(room) => room.split(0, nodes),
+                    None => {
+                        self.space.reserve(Request { data_blocks: 0, nodes }, Urgency::Commit)?
+                    }
+                };
+                let key = Key::dead_runs(list, generation, count);
+                let change = Change { generation, reservation: &reservation };
+                tree.insert(&change, key, &DeadRun::encode_all(runs))?;
+                if let Some(room) = &room {
+                    room.merge(reservation);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// At the cut, when what died before is in the lists: makes the snapshots that are wanted, one
+    /// of each subvolume.
+    pub(super) fn make_requested_snapshots(&self, generation: Generation) -> Result<()> {
+        let wanted = std::mem::take(&mut *self.cut_work.wanted.lock());
+        let mut done = HashSet::new();
+        for wanted in wanted {
+            if !done.insert(wanted.subvolume) {
+                self.cut_work.wanted.lock().push(wanted);
+                continue;
+            }
+            let nodes = self.nodes_for_snapshot();
+            let made = if nodes <= wanted.reservation.nodes() {
+                let change = Change { generation, reservation: &wanted.reservation };
+                let records = self.trees.lock_records();
+                records.put_snapshot(&change, &self.superblock, wanted.subvolume, wanted.item)?;
+                Ok(generation)
+            } else {
+                // The tree grew by two levels since the reservation.
+                Err(Error::NoSpace)
+            };
+            let _first = wanted.done.set(made);
+        }
+        Ok(())
+    }
+
+    /// Nodes that making a snapshot takes: two items, or four with the tree's first; two trees may
+    /// have to be made.
+    fn nodes_for_snapshot(&self) -> u64 {
+        2 + Tree::worst_case_nodes(4, self.trees.records_height())
+    }
+
+    /// Makes a snapshot of the subvolume with the root directory `root`, which is open.
+    pub(crate) fn take_snapshot(&self, root: InodeId, name: &[u8]) -> Result<SnapshotInfo> {
+        self.check_writable()?;
+        let subvolume = self.trees.subvolume(root)?;
+        // It may grow by a level until the cut.
+        let nodes = 2 * self.nodes_for_snapshot();
+        let reservation = self.reserve(Request { data_blocks: 0, nodes }, Effort::Ordinary)?;
+        let done = Arc::new(OnceLock::new());
+        {
+            let records = self.trees.lock_records();
+            subvolume.check_alive()?;
+            let has_name =
+                self.trees.all_snapshot_items(subvolume.id).find_map(|item| match item {
+                    Ok((_, item)) => (item.name == name).then_some(Ok(())),
+                    Err(error) => Some(Err(error)),
+                });
+            has_name.transpose()?.map_or(Ok(()), |()| Err(Error::Exists))?;
+            if self.cut_work.wants(subvolume.slot, Some(name)) {
+                return Err(Error::Exists);
+            }
+            let (seconds, nanoseconds) = clock::now_wall();
+            let item = SnapshotItem {
+                root: Default::default(),
+                created_ns: seconds.unsigned_abs() * 1_000_000_000 + u64::from(nanoseconds),
+                is_held: false,
+                number: records.take_number()?,
+                uuid: random::bytes16(),
+                name: name.to_vec(),
+            };
+            let wanted =
+                Wanted { subvolume: subvolume.slot, item, reservation, done: Arc::clone(&done) };
+            self.cut_work.wanted.lock().push(wanted);
+        }
+        let generation = loop {
+            self.commit()?;
+            if let Some(made) = done.get() {
+                break made.clone()?;
+            }
+        };
+        self.transactions.wait_super_committed(generation)?;
+        Ok(info_of(subvolume.id, generation, self.trees.snapshot_item(subvolume.id, generation)?))
+    }
+
+    /// Fails unless there is a subvolume with this id.
+    fn expect_subvolume(&self, id: u64) -> Result<TreeId> {
+        if self.trees.lacks(TreeId(id))? { Err(Error::NotFound) } else { Ok(TreeId(id)) }
+    }
+
+    pub(crate) fn snapshots(&self, id: u64) -> Result<Vec<SnapshotInfo>> {
+        let id = self.expect_subvolume(id)?;
+        let items = self.trees.snapshot_items(id).map(|item| {
+            let (generation, item) = item?;
+            self.trees.know_snapshot(id, generation, item.number);
+            Ok(info_of(id, generation, item))
+        });
+        items.collect()
+    }
+
+    pub(crate) fn snapshot_named(&self, id: u64, name: &[u8]) -> Result<SnapshotInfo> {
+        let id = self.expect_subvolume(id)?;
+        let (generation, item) = self.find_snapshot(id, name)?;
+        self.trees.know_snapshot(id, generation, item.number);
+        Ok(info_of(id, generation, item))
+    }
+
+    fn find_snapshot(&self, id: TreeId, name: &[u8]) -> Result<(Generation, SnapshotItem)> {
+        for item in self.trees.snapshot_items(id) {
+            let (generation, item) = item?;
+            if item.name == name {
+                return Ok((generation, item));
+            }
+        }
+        Err(Error::NotFound)
+    }
+
+    pub(crate) fn snapshotted_subvolumes(&self) -> Result<Vec<u64>> {
+        let ids = self.trees.with_items(ItemKind::Snapshot)?.into_iter();
+        let has_durable = |id: &TreeId| self.trees.snapshot_items(*id).next().is_some();
+        Ok(ids.filter(has_durable).map(|id| id.0).collect())
+    }
+
+    /// Subvolumes of which dead runs are to be freed, by their root directories.
+    pub(crate) fn with_cleanups(&self) -> Result<Vec<InodeId>> {
+        let ids = self.trees.with_items(ItemKind::Cleanup)?.into_iter();
+        ids.map(|id| Ok(InodeId::root_of(self.trees.slot_of(id)?))).collect()
+    }
+
+    /// Begins an operation on the snapshots of the subvolume `id`, which is opened.
+    fn begin_on_snapshots(&self, id: TreeId) -> Result<Operation<'_>> {
+        let slot = self.trees.slot_of(id)?;
+        self.open_subvolume(slot, |_| Ok(()))?;
+        let nodes = || {
+            let dead_runs = self.trees.dead_runs().map_or(0, |tree| tree.worst_case_joined(1));
+            dead_runs + Tree::worst_case_nodes(2, self.trees.records_height())
+        };
+        self.begin_with(InodeId::root_of(slot), 0, 0, Effort::Cleanup, nodes)
+    }
+
+    /// Deletes a snapshot, and returns the root directories of the subvolume and of the snapshot:
+    /// that one's inodes are to be unloaded, and then its cleanup is due.
+    pub(crate) fn delete_snapshot(&self, id: u64, name: &[u8]) -> Result<[InodeId; 2]> {
+        self.check_writable()?;
+        let id = self.expect_subvolume(id)?;
+        let roots = {
+            let mut operation = self.begin_on_snapshots(id)?;
+            let roots = operation.delete_snapshot(name)?;
+            operation.leave_unlogged();
+            roots
+        };
+        self.commit()?;
+        Ok(roots)
+    }
+
+    /// Lets a snapshot be deleted or not.
+    pub(crate) fn hold_snapshot(&self, id: u64, name: &[u8], held: bool) -> Result<()> {
+        self.check_writable()?;
+        let id = self.expect_subvolume(id)?;
+        {
+            let mut operation = self.begin_on_snapshots(id)?;
+            let records = self.trees.lock_records();
+            let (generation, item) = self.find_snapshot(id, name)?;
+            let key = Key::of_subvolume(id, ItemKind::Snapshot, generation);
+            operation.note_unlogged_change();
+            let item = SnapshotItem { is_held: held, ..item };
+            records.tree()?.insert(&operation.change(), key, &item.encode())?;
+            drop(records);
+            operation.leave_unlogged();
+        }
+        self.commit()
+    }
+
+    pub(crate) fn snapshot_usage(&self, id: u64) -> Result<Vec<SnapshotUsage>> {
+        let id = self.expect_subvolume(id)?;
+        let snapshots = self.trees.snapshot_items(id).map(|item| Ok(item?.0));
+        let snapshots: Vec<Generation> = snapshots.collect::<Result<_>>()?;
+        let mut usage: Vec<SnapshotUsage> = snapshots
+            .iter()
+            .map(|generation| SnapshotUsage { generation: generation.0, unique_blocks: 0 })
+            .collect();
+        for list in self.trees.dead_lists(id) {
+            let (since, list) = list?;
+            // The newest one that has anything of this list, and the one before that.
+            let Some(newest) = snapshots.partition_point(|one| *one <= since).checked_sub(1) else {
+                continue;
+            };
+            let before = newest.checked_sub(1).map_or(Generation(0), |at| snapshots[at]);
+            for item in self.trees.runs_of(list) {
+                let runs = item?.1;
+                let alone =
+                    runs.iter().filter(|run| run.birth > before && run.birth <= snapshots[newest]);
+                usage[newest].unique_blocks += alone.map(|run| run.range.blocks).sum::<u64>();
+            }
+        }
+        Ok(usage)
+    }
+
+    /// Frees what the cleanups of the subvolume with the root directory `root` name, unless
+    /// `interrupted` says that the volume is being closed: then the next mount goes on.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]: it is to be tried again after a commit.
+    pub(crate) fn clean_up(&self, root: InodeId, interrupted: impl Fn() -> bool) -> Result<()> {
+        let id = self.trees.subvolume(root)?.id;
+        while let Some((newest, cleanup)) = self.trees.first_cleanup(id)? {
+            let births = cleanup.oldest.next()..=newest;
+            let lists: Vec<_> = self.trees.dead_lists(id).collect::<Result<_>>()?;
+            for (since, list) in lists {
+                if (cleanup.lists_from..cleanup.lists_to).contains(&since) {
+                    self.clean_list(id, list, &births, &interrupted)?;
+                    if interrupted() {
+                        return Ok(());
+                    }
+                    self.drop_list_if_unneeded(id, since, list)?;
+                }
+            }
+            let mut operation = self.begin_on_snapshots(id)?;
+            let records = self.trees.lock_records();
+            operation.note_unlogged_change();
+            let key = Key::of_subvolume(id, ItemKind::Cleanup, newest);
+            records.tree()?.remove(&operation.change(), &key)?;
+            drop(records);
+            operation.leave_unlogged();
+        }
+        Ok(())
+    }
+
+    /// Frees the runs of a list that were born in `births`.
+    fn clean_list(
+        &self,
+        id: TreeId,
+        list: u64,
+        births: &RangeInclusive<Generation>,
+        interrupted: &impl Fn() -> bool,
+    ) -> Result<()> {
+        let is_due = |run: &DeadRun| births.contains(&run.birth);
+        let mut from = Key::dead_runs(list, Generation(0), 0);
+        while let Some((key, runs)) = self.trees.runs_from(from)? {
+            if runs.iter().any(is_due) {
+                let mut operation = self.begin_on_snapshots(id)?;
+                operation.free_runs(key, is_due)?;
+                operation.leave_unlogged();
+            }
+            if interrupted() {
+                break;
+            }
+            let Some(next) = key.successor() else { break };
+            from = next;
+        }
+        Ok(())
+    }
+
+    /// Removes a list in which nothing is, and nothing will be.
+    fn drop_list_if_unneeded(&self, id: TreeId, since: Generation, list: u64) -> Result<()> {
+        if self.trees.runs_from(Key::dead_runs(list, Generation(0), 0))?.is_some() {
+            return Ok(());
+        }
+        let mut operation = self.begin_on_snapshots(id)?;
+        let boundary = operation.tree().boundary();
+        let records = self.trees.lock_records();
+        let is_open = boundary.newest().0 > 0 && boundary.list() == list;
+        let has_snapshot = self.trees.has_snapshot(id, since)?;
+        // What died in this transaction is not in the list yet.
+        let is_empty = !self.space.has_dead(list)
+            && self.trees.runs_from(Key::dead_runs(list, Generation(0), 0))?.is_none();
+        if !is_open && !has_snapshot && is_empty {
+            operation.note_unlogged_change();
+            let key = Key::of_subvolume(id, ItemKind::DeadList, since);
+            records.tree()?.remove(&operation.change(), &key)?;
+        }
+        drop(records);
+        operation.leave_unlogged();
+        Ok(())
+    }
+
+    /// Whether the subvolume has snapshots, wanted ones too, or runs that are to be freed.
+    pub(super) fn keeps_dead_runs(&self, subvolume: &Subvolume) -> Result<bool> {
+        Ok(self.cut_work.wants(subvolume.slot, None)
+            || self.trees.dead_lists(subvolume.id).next().transpose()?.is_some())
+    }
+}
+
+impl Operation<'_> {
+    /// Removes the snapshot with this name of the operation's subvolume; its cleanup is noted.
+    /// Returns the root directories of the subvolume and of the snapshot.
+    fn delete_snapshot(&mut self, name: &[u8]) -> Result<[InodeId; 2]> {
+        let (store, id) = (self.store(), self.tree().id());
+        let records = store.trees.lock_records();
+        let (generation, item) = store.find_snapshot(id, name)?;
+        if item.is_held {
+            return Err(Error::Busy);
+        }
+        let (mut before, mut after) = (Generation(0), None);
+        for snapshot in store.trees.all_snapshot_items(id) {
+            let (other, _) = snapshot?;
+            if other < generation {
+                before = other;
+            } else if other > generation {
+                after = Some(other);
+                break;
+            }
+        }
+        let lists_to = after.unwrap_or(self.generation());
+        let cleanup = CleanupItem { oldest: before, lists_from: generation, lists_to };
+        self.note_unlogged_change();
+        let (tree, change) = (records.tree()?, self.change());
+        tree.remove(&change, &Key::of_subvolume(id, ItemKind::Snapshot, generation))?;
+        let key = Key::of_subvolume(id, ItemKind::Cleanup, generation);
+        tree.insert(&change, key, &cleanup.encode())?;
+        if after.is_none() {
+            self.tree().boundary().set_newest(before);
+        }
+        let slot = store.trees.know_snapshot(id, generation, item.number);
+        let root = InodeId::root_of(slot);
+        store.trees.subvolume(root)?.end();
+        Ok([InodeId::root_of(store.trees.slot_of(id)?), root])
+    }
+
+    /// Frees those runs of an item that are due; the others stay.
+    fn free_runs(&mut self, key: Key, is_due: impl Fn(&DeadRun) -> bool) -> Result<()> {
+        let store = self.store();
+        let _records = store.trees.lock_records();
+        let Some((found, runs)) = store.trees.runs_from(key)? else { return Ok(()) };
+        if found != key {
+            return Ok(());
+        }
+        let (due, kept): (Vec<_>, Vec<_>) = runs.into_iter().partition(is_due);
+        // Damage is found before anything is changed.
+        if let Some(run) = due.iter().find(|run| !store.space.is_referenced(run.range)) {
+            return Err(store
+                .trees
+                .damaged(format!("a dead run at {} not in use", run.range.start)));
+        }
+        let tree = store.trees.dead_runs().ok_or_else(|| store.trees.damaged_dead_runs())?;
+        self.note_unlogged_change();
+        if kept.is_empty() {
+            tree.remove(&self.change(), &key)?;
+        } else {
+            tree.insert(&self.change(), key, &DeadRun::encode_all(&kept))?;
+        }
+        for run in due {
+            store.space.free(run.range, self.generation())?;
+        }
+        Ok(())
     }
 }

@@ -215,7 +215,8 @@ impl Operation<'_> {
     ///
     /// # Errors
     /// [`Error::NotEmpty`] if names of other subvolumes stand in it, [`Error::Busy`] if it is the
-    /// default one or shown at the root; nothing is changed then.
+    /// default one, shown at the root, or has snapshots or what is left of them; nothing is changed
+    /// then.
     pub(crate) fn begin_removal(&mut self, root: InodeId) -> Result<()> {
         let store = self.store();
         let subvolume = store.trees.subvolume(root)?;
@@ -225,6 +226,9 @@ impl Operation<'_> {
             return Err(Error::Busy);
         }
         let item = records.item(subvolume.id)?;
+        if store.keeps_dead_runs(subvolume)? {
+            return Err(Error::Busy);
+        }
         if records.any_named_in(subvolume.id)? {
             return Err(Error::NotEmpty);
         }
@@ -246,23 +250,23 @@ impl Operation<'_> {
         // Damage is found before anything is changed.
         let mut gone = Vec::with_capacity(items.len());
         for (key, value) in items {
-            let blocks = if key.kind == ItemKind::Extent as u8 {
-                let range = Extent::decode(&value)?.range();
-                if !self.store().space.is_referenced(range) {
-                    let problem = format!("an extent at {} that is not in use", range.start);
-                    let error = FormatError::new(Structure::Item, range.start, problem);
-                    return Err(error.of_item(&key, range.start).into());
+            let extent = if key.kind == ItemKind::Extent as u8 {
+                let extent = Extent::decode(&value)?;
+                if !self.store().space.is_referenced(extent.range()) {
+                    let problem = format!("an extent at {} that is not in use", extent.start);
+                    let error = FormatError::new(Structure::Item, extent.start, problem);
+                    return Err(error.of_item(&key, extent.start).into());
                 }
-                Some(range)
+                Some(extent)
             } else {
                 None
             };
-            gone.push((key, blocks));
+            gone.push((key, extent));
         }
-        for (key, blocks) in gone {
+        for (key, extent) in gone {
             self.delete(key)?;
-            if let Some(blocks) = blocks {
-                self.free(blocks)?;
+            if let Some(extent) = extent {
+                self.free(&extent)?;
             }
         }
         self.leave_unlogged();

@@ -14,19 +14,25 @@
 //!
 //! Lock discipline: `opening` (rank SUBVOLUMES) is held while a subvolume is opened, and around
 //! each change of the tree of subvolumes, of marks of removal and of places; the others are leaves.
+mod items;
+mod records;
+
 use crate::{Error, InodeId, Result};
-use cairn_btree::{Change, NodeCache, Tree};
+use cairn_btree::{NodeCache, Tree};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
-use cairn_environment::lock::{Mutex, MutexGuard};
+use cairn_environment::lock::Mutex;
 use cairn_format::{
-    BlockRange, COUNTER_WRITABLE_MAX, FormatError, Generation, Geometry, INODE_FIRST, INODE_ROOT,
-    InodeNumber, Key, NodePointer, RootItem, Structure, SubvolumeItem, Superblock, TREE_FILES,
-    TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
+    BlockRange, FormatError, Generation, Geometry, INODE_FIRST, InodeNumber, Key, NodePointer,
+    RootItem, Structure, Superblock, TREE_DEAD, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
 };
 use cairn_space::Space;
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, OnceLock};
+
+pub(crate) use records::{Records, Settings};
+
+use records::Numbers;
 
 /// A tree, and what the root tree says of it.
 pub(crate) struct RecordedTree {
@@ -55,6 +61,8 @@ impl RecordedTree {
 pub(crate) struct Subvolume {
     pub(crate) id: TreeId,
     pub(crate) slot: u32,
+    /// It is not the subvolume itself, but the snapshot that this transaction made.
+    pub(crate) snapshot: Option<Generation>,
     files: OnceLock<Opened>,
     /// It has lost its name: no operation may join for it.
     has_ended: AtomicBool,
@@ -74,8 +82,13 @@ pub(crate) struct Place {
 }
 
 impl Subvolume {
-    fn new(id: TreeId, slot: u32) -> Self {
-        Self { id, slot, files: OnceLock::new(), has_ended: AtomicBool::new(false) }
+    fn new(id: TreeId, slot: u32, snapshot: Option<Generation>) -> Self {
+        Self { id, slot, snapshot, files: OnceLock::new(), has_ended: AtomicBool::new(false) }
+    }
+
+    /// Fails for a snapshot: nothing in it changes.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.snapshot.is_some() { Err(Error::ReadOnly) } else { Ok(()) }
     }
 
     /// Fails once the subvolume has lost its name.
@@ -109,11 +122,15 @@ type Chunk = Box<[OnceLock<Subvolume>]>;
 /// All trees of a volume.
 pub(crate) struct Trees {
     cache: Arc<NodeCache>,
+    /// Of trees of snapshots.
+    snapshot_cache: Arc<NodeCache>,
     space: Arc<Space>,
     geometry: Geometry,
     pub(crate) roots: Tree,
     /// The tree of subvolumes, from the first one that was made on.
-    records: OnceLock<RecordedTree>,
+    pub(super) records: OnceLock<RecordedTree>,
+    /// The tree of dead runs, from the first snapshot on.
+    pub(super) dead: OnceLock<RecordedTree>,
     chunks: Box<[OnceLock<Chunk>]>,
     /// Of the known ones.
     slots: Mutex<FxHashMap<u64, u32>>,
@@ -126,6 +143,11 @@ pub(crate) struct Trees {
     /// Trees that ended since the last cut. Changed by those who have joined.
     ended: Mutex<Vec<TreeId>>,
     next_tree: AtomicU64,
+    pub(super) next_list: AtomicU64,
+    /// Transaction of the newest superblock that is durable. Of later ones no snapshot is shown.
+    durable: AtomicU64,
+    /// That superblock has the feature *snapshots*.
+    has_durable_dead_runs: AtomicBool,
     default_subvolume: AtomicU64,
     /// A setting differs from the newest superblock's.
     has_new_setting: AtomicBool,
@@ -134,7 +156,7 @@ pub(crate) struct Trees {
 impl Trees {
     /// The trees that `superblock` refers to.
     pub(crate) fn open(
-        cache: &Arc<NodeCache>,
+        [cache, snapshot_cache]: [&Arc<NodeCache>; 2],
         space: &Arc<Space>,
         superblock: &Superblock,
         shown: Option<u64>,
@@ -142,10 +164,12 @@ impl Trees {
         let roots = Tree::open(cache.clone(), space.clone(), TREE_ROOTS, superblock.root);
         let trees = Self {
             cache: cache.clone(),
+            snapshot_cache: snapshot_cache.clone(),
             space: space.clone(),
             geometry: superblock.geometry,
             roots,
             records: OnceLock::new(),
+            dead: OnceLock::new(),
             chunks: (0..(InodeId::SLOT_END as usize).div_ceil(CHUNK))
                 .map(|_| OnceLock::new())
                 .collect(),
@@ -155,6 +179,9 @@ impl Trees {
             opening: Mutex::new(Rank::SUBVOLUMES, ()),
             ended: Mutex::new(Rank::LEAF, Vec::new()),
             next_tree: AtomicU64::new(superblock.next_tree.0),
+            next_list: AtomicU64::new(superblock.next_list),
+            durable: AtomicU64::new(superblock.generation.0),
+            has_durable_dead_runs: AtomicBool::new(superblock.features.has_snapshots()),
             default_subvolume: AtomicU64::new(superblock.default_subvolume.0),
             has_new_setting: AtomicBool::new(false),
         };
@@ -162,6 +189,11 @@ impl Trees {
             let root = trees.recorded_root(TREE_SUBVOLUMES)?;
             let tree = Tree::open(cache.clone(), space.clone(), TREE_SUBVOLUMES, root);
             trees.records.get_or_init(|| RecordedTree::new(tree, Some(root)));
+        }
+        if superblock.features.has_snapshots() {
+            let root = trees.recorded_root(TREE_DEAD)?;
+            let tree = Tree::open(cache.clone(), space.clone(), TREE_DEAD, root);
+            trees.dead.get_or_init(|| RecordedTree::new(tree, Some(root)));
         }
         let shown = shown.map_or(superblock.default_subvolume, TreeId);
         if trees.lacks(shown)? {
@@ -172,14 +204,7 @@ impl Trees {
         Ok(trees)
     }
 
-    /// Whether no subvolume has this id, or one that was removed.
-    fn lacks(&self, id: TreeId) -> Result<bool> {
-        let Some(records) = self.records.get() else { return Ok(id != TREE_FILES) };
-        let Some(value) = records.tree.get(&Key::subvolume(id))? else { return Ok(true) };
-        Ok(SubvolumeItem::decode(&value)?.is_dying)
-    }
-
-    fn damaged(&self, problem: String) -> Error {
+    pub(super) fn damaged(&self, problem: String) -> Error {
         FormatError::new(Structure::Item, self.roots.root().block, problem).into()
     }
 
@@ -202,13 +227,24 @@ impl Trees {
     }
 
     fn put_in_slot(&self, id: TreeId, slot: u32) -> &Subvolume {
-        let chunk = self.chunks[slot as usize / CHUNK]
-            .get_or_init(|| (0..CHUNK).map(|_| OnceLock::new()).collect());
-        let subvolume = chunk[slot as usize % CHUNK].get_or_init(|| Subvolume::new(id, slot));
-        if subvolume.id == id {
+        let subvolume = self.fill_slot(slot, Subvolume::new(id, slot, None));
+        if subvolume.id == id && subvolume.snapshot.is_none() {
             self.slots.lock().insert(id.0, slot);
         }
         subvolume
+    }
+
+    /// Puts `subvolume` into its slot unless something is there; what is there then.
+    fn fill_slot(&self, slot: u32, subvolume: Subvolume) -> &Subvolume {
+        let chunk = self.chunks[slot as usize / CHUNK]
+            .get_or_init(|| (0..CHUNK).map(|_| OnceLock::new()).collect());
+        chunk[slot as usize % CHUNK].get_or_init(|| subvolume)
+    }
+
+    /// The slot of the snapshot of `id` that `generation` made, which is known from then on.
+    pub(super) fn know_snapshot(&self, id: TreeId, generation: Generation, slot: u32) -> u32 {
+        self.fill_slot(slot, Subvolume::new(id, slot, Some(generation)));
+        slot
     }
 
     /// The slot of a subvolume.
@@ -221,29 +257,46 @@ impl Trees {
             return Ok(*slot);
         }
         let slot = self.item(id)?.number;
-        if self.put_in_slot(id, slot).id == id { Ok(slot) } else { Err(Error::NotFound) }
+        let subvolume = self.put_in_slot(id, slot);
+        let is_it = subvolume.id == id && subvolume.snapshot.is_none();
+        if is_it { Ok(slot) } else { Err(Error::NotFound) }
     }
 
-    /// The subvolume with this number, unless it is being removed.
+    /// The subvolume or snapshot with this number, unless it is being removed.
     fn with_number(&self, number: u32) -> Result<Option<&Subvolume>> {
-        let Some(records) = self.records.get() else { return Ok(None) };
-        for item in records.tree.range(Key::MIN..=Key::MAX) {
-            let (key, value) = item?;
-            let item = SubvolumeItem::decode(&value)?;
+        for item in self.subvolume_items() {
+            let (id, item) = item?;
             if item.number == number && !item.is_dying {
-                let id = TreeId(key.inode);
                 return Ok((self.slot_of(id)? == number).then(|| self.put_in_slot(id, number)));
+            }
+            for snapshot in self.snapshot_items(id) {
+                let (generation, snapshot) = snapshot?;
+                if snapshot.number == number {
+                    let slot = self.know_snapshot(id, generation, number);
+                    return Ok(self.in_slot(slot));
+                }
             }
         }
         Ok(None)
     }
 
-    /// What the tree of subvolumes says of `id`.
-    fn item(&self, id: TreeId) -> Result<SubvolumeItem> {
-        let records = self.records.get();
-        let value = records.map(|records| records.tree.get(&Key::subvolume(id))).transpose()?;
-        let missing = || self.damaged(format!("the subvolume {id} has no item"));
-        Ok(SubvolumeItem::decode(&value.flatten().ok_or_else(missing)?)?)
+    /// The superblock of `generation` is durable.
+    pub(super) fn note_durable(&self, generation: Generation) {
+        if self.dead.get().is_some() {
+            self.has_durable_dead_runs.store(true, Ordering::Release);
+        }
+        self.durable.store(generation.0, Ordering::Release);
+    }
+
+    /// Whether a program that doesn't know snapshots refuses the volume as it is on the device.
+    pub(super) fn has_durable_dead_runs(&self) -> bool {
+        self.has_durable_dead_runs.load(Ordering::Acquire)
+    }
+
+    /// The slots that are filled.
+    fn known_slots(&self) -> impl Iterator<Item = u32> {
+        let filled = self.chunks.iter().filter_map(OnceLock::get).flat_map(|chunk| chunk.iter());
+        filled.filter_map(|subvolume| Some(subvolume.get()?.slot))
     }
 
     /// The subvolume of an inode; it may not be open yet.
@@ -277,10 +330,22 @@ impl Trees {
             return Ok(subvolume);
         }
         let _opening = self.opening.lock();
+        if subvolume.files.get().is_none()
+            && let Some(generation) = subvolume.snapshot
+        {
+            let item = self.snapshot_item(subvolume.id, generation)?;
+            let (cache, id) = (self.snapshot_cache.clone(), subvolume.id);
+            let tree = Tree::open(cache, self.space.clone(), id, item.root);
+            let tree = RecordedTree::new(tree, Some(item.root));
+            let place = Mutex::new(Rank::LEAF, self.recorded_place(id)?);
+            subvolume.files.get_or_init(|| Opened { tree, place });
+        }
         if subvolume.files.get().is_none() {
             let root = self.recorded_root(subvolume.id)?;
             let place = self.recorded_place(subvolume.id)?;
-            let tree = Tree::open(self.cache.clone(), self.space.clone(), subvolume.id, root);
+            let boundary = Arc::new(self.recorded_boundary(subvolume.id)?);
+            let (cache, space) = (self.cache.clone(), self.space.clone());
+            let tree = Tree::open_shared(cache, space, subvolume.id, root, boundary);
             at_first(&tree)?;
             let tree = RecordedTree::new(tree, Some(root));
             let place = Mutex::new(Rank::LEAF, place);
@@ -288,14 +353,6 @@ impl Trees {
             self.opened.lock().push(slot);
         }
         Ok(subvolume)
-    }
-
-    fn recorded_place(&self, id: TreeId) -> Result<Place> {
-        if self.records.get().is_none() {
-            return Ok(Place { subvolume: TREE_FILES, directory: INODE_ROOT });
-        }
-        let item = self.item(id)?;
-        Ok(Place { subvolume: item.parent, directory: item.directory })
     }
 
     /// The directory with the name of the subvolume with the root directory `root`, which is open.
@@ -328,7 +385,7 @@ impl Trees {
     /// All trees that are open.
     fn open_trees(&self) -> impl Iterator<Item = &RecordedTree> {
         let files = self.open_subvolumes().map(|subvolume| &subvolume.opened().tree);
-        self.records.get().into_iter().chain(files)
+        self.records.get().into_iter().chain(self.dead.get()).chain(files)
     }
 
     /// Whether the newest superblock lacks anything.
@@ -348,6 +405,8 @@ impl Trees {
         self.has_new_setting.store(false, Ordering::Release);
         Settings {
             has_subvolumes: self.records.get().is_some(),
+            has_snapshots: self.dead.get().is_some(),
+            next_list: self.next_list.load(Ordering::Acquire),
             next_tree: TreeId(self.next_tree.load(Ordering::Acquire)),
             default_subvolume: self.default_subvolume(),
         }
@@ -360,44 +419,12 @@ impl Trees {
 
     /// Locks the tree of subvolumes for a change.
     pub(crate) fn lock_records(&self) -> Records<'_> {
-        Records { trees: self, _lock: self.opening.lock() }
+        Records::new(self, self.opening.lock())
     }
 
     /// Level of the root of the tree of subvolumes.
     pub(super) fn records_height(&self) -> u8 {
         self.records.get().map_or(0, |records| records.tree.root().level)
-    }
-
-    /// Where the names of subvolumes stand.
-    pub(crate) fn places(&self) -> Result<Vec<Place>> {
-        let Some(records) = self.records.get() else { return Ok(Vec::new()) };
-        let mut places = Vec::new();
-        for item in records.tree.range(Key::MIN..=Key::MAX) {
-            let (key, value) = item?;
-            let item = SubvolumeItem::decode(&value)?;
-            if !item.is_dying && key != Key::subvolume(TREE_FILES) {
-                places.push(Place { subvolume: item.parent, directory: item.directory });
-            }
-        }
-        Ok(places)
-    }
-
-    /// The items of all subvolumes, by ascending id.
-    pub(super) fn all_records(
-        &self,
-        superblock: &Superblock,
-    ) -> Result<Vec<(TreeId, SubvolumeItem)>> {
-        let Some(records) = self.records.get() else {
-            return Ok(vec![(TREE_FILES, first_item(superblock))]);
-        };
-        records
-            .tree
-            .range(Key::MIN..=Key::MAX)
-            .map(|item| {
-                let (key, value) = item?;
-                Ok((TreeId(key.inode), SubvolumeItem::decode(&value)?))
-            })
-            .collect()
     }
 
     /// The trees whose roots the root tree doesn't have.
@@ -422,169 +449,4 @@ pub(super) fn check_next_inode(
     );
     let block = Geometry::SUPERBLOCKS[(superblock.generation.0 % 2) as usize];
     Err(FormatError::new(Structure::Superblock, block, problem).into())
-}
-
-/// What a superblock says of subvolumes.
-#[derive(Clone, Copy)]
-pub(crate) struct Settings {
-    pub(crate) has_subvolumes: bool,
-    pub(crate) next_tree: TreeId,
-    pub(crate) default_subvolume: TreeId,
-}
-
-/// The item of the first subvolume.
-fn first_item(superblock: &Superblock) -> SubvolumeItem {
-    SubvolumeItem {
-        parent: TREE_FILES,
-        directory: INODE_ROOT,
-        generation: Generation(0),
-        created_ns: superblock.created_ns,
-        is_dying: false,
-        uuid: superblock.volume.0,
-        number: 0,
-    }
-}
-
-/// The numbers of subvolumes that were in use since the volume was opened.
-struct Numbers {
-    used: Vec<u64>,
-    /// All below are used.
-    free_from: u32,
-}
-
-impl Numbers {
-    fn new(used: impl Iterator<Item = u32>) -> Self {
-        let words = (InodeId::SLOT_END as usize).div_ceil(64);
-        let mut numbers = Self { used: vec![0; words], free_from: 1 };
-        used.for_each(|number| numbers.take(number));
-        numbers
-    }
-
-    fn take(&mut self, number: u32) {
-        self.used[number as usize / 64] |= 1 << (number % 64);
-    }
-
-    /// The lowest number that is free, which is used from now on.
-    fn take_free(&mut self) -> Option<u32> {
-        let is_used = |number: u32| self.used[number as usize / 64] >> (number % 64) & 1 == 1;
-        let number = (self.free_from..InodeId::SLOT_END).find(|number| !is_used(*number))?;
-        self.free_from = number + 1;
-        self.take(number);
-        Some(number)
-    }
-}
-
-/// The tree of subvolumes, locked. Its holder has joined, or changes nothing.
-pub(crate) struct Records<'a> {
-    trees: &'a Trees,
-    _lock: MutexGuard<'a, ()>,
-}
-
-impl<'a> Records<'a> {
-    fn tree(&self) -> Result<&'a Tree> {
-        let records = self.trees.records.get();
-        Ok(&records.ok_or_else(|| self.trees.damaged("there are no subvolumes".into()))?.tree)
-    }
-
-    /// The item of a subvolume that exists.
-    pub(super) fn item(&self, id: TreeId) -> Result<SubvolumeItem> {
-        self.trees.item(id)
-    }
-
-    /// The item of a subvolume, if there is one.
-    pub(super) fn find(&self, id: TreeId) -> Result<Option<SubvolumeItem>> {
-        let Some(records) = self.trees.records.get() else { return Ok(None) };
-        let value = records.tree.get(&Key::subvolume(id))?;
-        Ok(value.map(|value| SubvolumeItem::decode(&value)).transpose()?)
-    }
-
-    /// Whether names of subvolumes stand in `id`.
-    pub(super) fn any_named_in(&self, id: TreeId) -> Result<bool> {
-        for item in self.tree()?.range(Key::MIN..=Key::MAX) {
-            let (key, value) = item?;
-            let item = SubvolumeItem::decode(&value)?;
-            if item.parent == id && !item.is_dying && key != Key::subvolume(id) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// A number that no subvolume has had since the volume was opened.
-    pub(super) fn take_number(&self) -> Result<u32> {
-        let is_known = self.trees.numbers.lock().is_some();
-        if !is_known {
-            // Those that were removed since then have no item any more.
-            let mut used: Vec<u32> = self.trees.slots.lock().values().copied().collect();
-            used.push(0);
-            if let Some(records) = self.trees.records.get() {
-                for item in records.tree.range(Key::MIN..=Key::MAX) {
-                    used.push(SubvolumeItem::decode(&item?.1)?.number);
-                }
-            }
-            *self.trees.numbers.lock() = Some(Numbers::new(used.into_iter()));
-        }
-        let mut numbers = self.trees.numbers.lock();
-        numbers.as_mut().and_then(Numbers::take_free).ok_or(Error::TooManySubvolumes)
-    }
-
-    /// An id that no tree has had.
-    pub(super) fn take_id(&self) -> Result<TreeId> {
-        let next = self.trees.next_tree.load(Ordering::Acquire);
-        if next >= COUNTER_WRITABLE_MAX {
-            return Err(Error::NoSpace);
-        }
-        self.trees.next_tree.store(next + 1, Ordering::Release);
-        Ok(TreeId(next))
-    }
-
-    /// Inserts or replaces the item of a subvolume. The first one makes the tree.
-    pub(super) fn put(
-        &self,
-        change: &Change<'_>,
-        superblock: &Superblock,
-        id: TreeId,
-        item: &SubvolumeItem,
-    ) -> Result<()> {
-        if self.trees.records.get().is_none() {
-            let tree = self.make_tree(change, TREE_SUBVOLUMES)?;
-            tree.insert(change, Key::subvolume(TREE_FILES), &first_item(superblock).encode())?;
-            self.trees.records.get_or_init(|| RecordedTree::new(tree, None));
-        }
-        self.tree()?.insert(change, Key::subvolume(id), &item.encode())?;
-        Ok(())
-    }
-
-    /// Removes the item of a subvolume.
-    pub(super) fn remove(&self, change: &Change<'_>, id: TreeId) -> Result<()> {
-        self.tree()?.remove(change, &Key::subvolume(id))?;
-        Ok(())
-    }
-
-    /// A new tree.
-    pub(super) fn make_tree(&self, change: &Change<'_>, id: TreeId) -> Result<Tree> {
-        let Trees { cache, space, .. } = self.trees;
-        Ok(Tree::create(cache.clone(), space.clone(), id, change)?)
-    }
-
-    /// The new subvolume `id`, with the number `slot`, has this tree.
-    pub(super) fn add_open(&self, id: TreeId, slot: u32, tree: Tree, place: Place) {
-        let subvolume = self.trees.put_in_slot(id, slot);
-        let (tree, place) = (RecordedTree::new(tree, None), Mutex::new(Rank::LEAF, place));
-        subvolume.files.get_or_init(|| Opened { tree, place });
-        self.trees.opened.lock().push(slot);
-    }
-
-    /// The tree of a subvolume is gone.
-    pub(super) fn note_ended(&self, subvolume: &Subvolume) {
-        self.trees.opened.lock().retain(|slot| *slot != subvolume.slot);
-        self.trees.ended.lock().push(subvolume.id);
-    }
-
-    /// A mount shows `id` if it is not told which.
-    pub(super) fn set_default(&self, id: TreeId) {
-        if self.trees.default_subvolume.swap(id.0, Ordering::AcqRel) != id.0 {
-            self.trees.has_new_setting.store(true, Ordering::Release);
-        }
-    }
 }

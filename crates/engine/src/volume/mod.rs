@@ -161,6 +161,7 @@ impl Volume {
         layers.start_reclaim();
         files.finish_orphans(meter);
         files.resume_subvolume_removals();
+        files.resume_cleanups();
         Ok(())
     }
 

@@ -1,6 +1,8 @@
 //! Operations on snapshots.
 use super::Volume;
-use crate::{Error, InodeId, Result, SnapshotInfo, SnapshotUsage};
+#[cfg(doc)]
+use crate::Error;
+use crate::{InodeId, Result, SnapshotInfo, SnapshotUsage};
 
 /// Snapshots: subvolumes as they were, to read.
 impl Volume {

@@ -87,7 +87,7 @@ impl Volume {
     }
 
     /// The id of the subvolume that an inode belongs to, and whether the inode is its root
-    /// directory.
+    /// directory. An inode of a snapshot belongs to the subvolume that this is a snapshot of.
     ///
     /// # Errors
     /// [`Error::NotFound`] for an id that no inode has had, [`Error::Stale`] in one that was
@@ -95,7 +95,8 @@ impl Volume {
     pub fn subvolume_of(&self, inode: InodeId) -> Result<(u64, bool)> {
         self.files().enter(inode)?;
         let subvolume = self.store().trees.subvolume(inode)?;
-        Ok((subvolume.id.0, inode.is_subvolume_root()))
+        let is_root = subvolume.snapshot.is_none() && inode.is_subvolume_root();
+        Ok((subvolume.id.0, is_root))
     }
 
     /// The root directory of a subvolume.

@@ -7,7 +7,7 @@
 //!
 //! Rules: nothing panics or goes on for ever (the caller watches that). What fsck calls whole can
 //! be mounted, read completely and changed, and is whole afterwards; files have zeros behind their
-//! end; an extraction reads all of it without a problem, and finds what the engine finds. After a
+//! end, unless their own data goes on there; an extraction reads all of it without a problem, and finds what the engine finds. After a
 //! repair that says that no errors are left there are none. What fsck calls whole, also after a
 //! repair, has one answer to each name: lookups find the inodes that listings name, in the engine
 //! and in fsck's reader. What could be mounted before a repair can be mounted after it, and what
@@ -15,7 +15,7 @@
 //! the file the same part of it: then what reading gives depends on where it begins.
 use super::loss::loss;
 use super::overlay::OverlayDevice;
-use super::walk::{Found, change, walk};
+use super::walk::{Found, change, going_on, walk};
 use crate::second_reader;
 use cairn_blockdev::BlockDevice;
 use cairn_engine::{Error, Volume, VolumeOptions};
@@ -175,7 +175,9 @@ fn write(device: &OverlayDevice, whole: bool, seen: &mut Seen) -> Result<bool, S
             return Ok(false);
         }
     };
-    let errors = change(&volume);
+    // What is changed in a volume that is not whole may be anything.
+    let going_on = if whole { going_on(&device) } else { BTreeSet::new() };
+    let errors = change(&volume, &going_on);
     let closed = volume.close();
     for error in errors.into_iter().chain(closed.as_ref().err().map(ToString::to_string)) {
         seen.text("change", &error);

@@ -1,12 +1,15 @@
 //! Listing, reading and changing all of a volume that may contain anything: sizes of 2^63 - 1,
 //! directories within themselves, names without end. Everything has a bound.
+use super::overlay::OverlayDevice;
+use crate::items::Items;
+use cairn_blockdev::{AlignedBuffer, BlockDevice};
 use cairn_engine::{
     AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeId, NewInode,
     RenameMode, SeekTarget, Volume, XattrMode,
 };
-use cairn_format::{InodeItem, TreeId};
+use cairn_format::{BLOCK_SIZE, BlockNumber, Extent, ExtentKind, InodeItem, ItemKind, TreeId};
 use cairn_fsck::ObjectId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 const NAMES_MAX: usize = 3000;
@@ -258,11 +261,11 @@ fn is_refusal(error: &Error) -> bool {
 }
 
 /// Changes something of everything; the errors that are no refusals, and what was wrong after a
-/// change.
-pub fn change(volume: &Volume) -> Vec<String> {
+/// change. `going_on` are the files of [`going_on`].
+pub fn change(volume: &Volume, going_on: &BTreeSet<u64>) -> Vec<String> {
     let mut found = Found::default();
     let entries = entries(volume, &mut found);
-    let mut errors = not_zero_behind_the_end(volume, &entries);
+    let mut errors = not_zero_behind_the_end(volume, &entries, going_on);
     let mut note = |result: Result<(), Error>| {
         if let Err(error) = result
             && !is_refusal(&error)
@@ -286,14 +289,53 @@ pub fn change(volume: &Volume) -> Vec<String> {
     errors
 }
 
+/// The inodes of a whole volume's files whose data goes on behind their end, within the last block:
+/// their length was made smaller. Nothing in the format tells, and a longer file shows the bytes.
+pub(super) fn going_on(device: &OverlayDevice) -> BTreeSet<u64> {
+    let all = Items::of(device).all();
+    let mut sizes = BTreeMap::new();
+    let mut found = BTreeSet::new();
+    for (key, value) in &all {
+        if key.kind == ItemKind::Inode as u8 {
+            sizes.extend(InodeItem::decode(value).map(|item| (key.inode, item.size)));
+        }
+        if key.kind != ItemKind::Extent as u8 {
+            continue;
+        }
+        let (Some(size), Ok(extent)) = (sizes.get(&key.inode), Extent::decode(value)) else {
+            continue;
+        };
+        let (last, tail) = (size / BLOCK_SIZE as u64, (size % BLOCK_SIZE as u64) as usize);
+        let holds_it = (key.offset..key.offset + extent.blocks).contains(&last);
+        if extent.kind != ExtentKind::Data || tail == 0 || !holds_it {
+            continue;
+        }
+        let mut block = AlignedBuffer::zeroed(BLOCK_SIZE);
+        let place = BlockNumber(extent.start.0 + last - key.offset);
+        let read = device.read(place.offset_bytes(), &mut block);
+        if read.is_ok() && block[tail..].iter().any(|byte| *byte != 0) {
+            found.insert(key.inode);
+        }
+    }
+    found
+}
+
 /// Files that have something else than zeros where they are made longer. They get their length
 /// back.
-fn not_zero_behind_the_end(volume: &Volume, entries: &[Entry]) -> Vec<String> {
+fn not_zero_behind_the_end(
+    volume: &Volume,
+    entries: &[Entry],
+    going_on: &BTreeSet<u64>,
+) -> Vec<String> {
     let mut wrong = Vec::new();
     let files = entries.iter().filter(|entry| entry.file_type == FileType::Regular);
     for entry in files.take(CHANGED_MAX) {
         let Ok(attributes) = volume.lookup(entry.parent, &entry.name) else { continue };
         let inode = attributes.inode;
+        if going_on.contains(&inode.number().0) {
+            volume.forget(inode, 1);
+            continue;
+        }
         let resize = |size_bytes| {
             let change = AttributeChange { size: Some(size_bytes), ..AttributeChange::default() };
             volume.set_attributes(inode, &change)

@@ -23,6 +23,7 @@ use super::discards::Discards;
 use super::failures::{FailureLedger, Watched};
 use super::inode_count::InodeCount;
 use super::requests::{CommitSignal, Unpinner};
+use super::snapshots::CutWork;
 use super::transaction::Transactions;
 use super::trees::Trees;
 use super::{Observer, Store};
@@ -40,6 +41,9 @@ use meter::RecoveryMeter;
 use replay::Replayer;
 use std::sync::Arc;
 use superblock::read_superblock;
+
+/// The cache of snapshots' nodes has this part of the memory that the other cache has.
+const SNAPSHOT_CACHE_PART: u64 = 4;
 
 impl Store {
     /// Steps 1 to 6; the volume is not running yet.
@@ -60,7 +64,8 @@ impl Store {
             space.mark_changed(group);
         }
         let cache = node_cache(&device, &superblock, &options);
-        let trees = Trees::open(&cache, &space, &superblock, options.subvolume)?;
+        let snapshot_cache = cache_of_snapshots(&device, &superblock, &options);
+        let trees = Trees::open([&cache, &snapshot_cache], &space, &superblock, options.subvolume)?;
         let counters = Counters::default();
         let inode_count = InodeCount::new(superblock.inodes);
         let replayer = Replayer {
@@ -98,6 +103,7 @@ impl Store {
             inode_count,
             cache,
             transactions: Transactions::new(start.generation),
+            cut_work: CutWork::new(),
             log_epoch: start.epoch,
             next_inode,
             bitmap_slots: Mutex::new(Rank::LEAF, bitmaps.slots),
@@ -122,6 +128,15 @@ fn node_cache(
         options.node_cache_bytes,
     );
     options.baselines.node_cache(cache)
+}
+
+fn cache_of_snapshots(
+    device: &Arc<dyn BlockDevice>,
+    superblock: &Superblock,
+    options: &VolumeOptions,
+) -> Arc<NodeCache> {
+    let limit_bytes = options.node_cache_bytes / SNAPSHOT_CACHE_PART;
+    NodeCache::of_snapshots(device.clone(), superblock.volume, superblock.geometry, limit_bytes)
 }
 
 /// What the log does when it needs a commit, or has failed.

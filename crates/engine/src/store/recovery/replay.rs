@@ -10,8 +10,8 @@ use cairn_blockdev::BlockDevice;
 use cairn_btree::Change;
 use cairn_environment::atomic::Ordering;
 use cairn_format::{
-    BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, EntryFlags, Extent,
-    FormatError, Generation, ItemKind, Structure, Superblock,
+    BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, DeadRun,
+    EntryFlags, Extent, FormatError, Generation, ItemKind, Structure, Superblock,
 };
 use cairn_log::{LogStart, ReplayPhase};
 use cairn_space::{Request, Space, Urgency};
@@ -161,14 +161,14 @@ impl Replayer<'_> {
                 && let Some(old) = old
             {
                 let extent = Extent::decode(&old);
-                let named = extent.map_err(|error| of_item(files, &entry.key, error));
-                removed.push(named?.range());
+                let extent = extent.map_err(|error| of_item(files, &entry.key, error))?;
+                removed.push((extent.range(), (extent.generation, files.boundary())));
             }
             added.extend(extent_of(&entry, block)?);
             self.counters.replayed_items.fetch_add(1, Ordering::Relaxed);
         }
-        for range in subtract(removed, added) {
-            self.space.free(range, generation)?;
+        for (range, (birth, boundary)) in subtract(removed, added) {
+            self.space.give_up(DeadRun { range, birth, is_node: false }, boundary, generation)?;
         }
         Ok(())
     }
@@ -191,13 +191,16 @@ fn extent_of(entry: &CheckpointEntry<'_>, block: BlockNumber) -> Result<Option<B
     Ok(Some(extent.range()))
 }
 
-/// The blocks of `from` that are not in `without`.
-fn subtract(mut from: Vec<BlockRange>, mut without: Vec<BlockRange>) -> Vec<BlockRange> {
-    from.sort();
+/// The blocks of `from` that are not in `without`, with what is known of them.
+fn subtract<K: Copy>(
+    mut from: Vec<(BlockRange, K)>,
+    mut without: Vec<BlockRange>,
+) -> Vec<(BlockRange, K)> {
+    from.sort_by_key(|(range, _)| *range);
     without.sort();
     let mut result = Vec::new();
     let mut next = 0;
-    for range in from {
+    for (range, known) in from {
         let mut at = range.start.0;
         let end = range.end().0;
         while next > 0 && without[next - 1].end().0 > at {
@@ -208,11 +211,11 @@ fn subtract(mut from: Vec<BlockRange>, mut without: Vec<BlockRange>) -> Vec<Bloc
                 next += 1;
             }
             let Some(cut) = without.get(next).filter(|cut| cut.start.0 < end) else {
-                result.push(BlockRange::new(BlockNumber(at), end - at));
+                result.push((BlockRange::new(BlockNumber(at), end - at), known));
                 break;
             };
             if cut.start.0 > at {
-                result.push(BlockRange::new(BlockNumber(at), cut.start.0 - at));
+                result.push((BlockRange::new(BlockNumber(at), cut.start.0 - at), known));
             }
             at = cut.end().0;
         }
@@ -227,8 +230,13 @@ mod tests {
     #[test]
     fn subtraction_of_ranges() {
         let range = |start, end| BlockRange::new(BlockNumber(start), end - start);
-        let case =
-            |from: &[BlockRange], without: &[BlockRange]| subtract(from.to_vec(), without.to_vec());
+        let case = |from: &[BlockRange], without: &[BlockRange]| {
+            let from = from.iter().map(|range| (*range, ())).collect();
+            subtract(from, without.to_vec())
+                .into_iter()
+                .map(|(range, ())| range)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(
             case(&[range(10, 20)], &[range(12, 14), range(18, 30)]),
             vec![range(10, 12), range(14, 18)]

@@ -46,8 +46,8 @@ pub struct Known {
     pub kept: bool,
     /// The kernel has sent everything: a sync came before.
     pub synced: bool,
-    /// The file was truncated. With the kernel's writeback cache a truncation to the kernel's length
-    /// may be a longer one for the server, which then leaves blocks behind the end.
+    /// The file was truncated. With the kernel's writeback cache a truncation to the kernel's
+    /// length may be a longer one for the server, which then leaves blocks behind the end.
     pub truncated: bool,
 }
 

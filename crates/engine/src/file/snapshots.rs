@@ -1,0 +1,75 @@
+//! Snapshots of subvolumes with files in use: what is in memory is written first, and leaves memory
+//! when a snapshot is deleted.
+//!
+//! A snapshot must not keep an extent whose data never arrived. So if the log lost data meanwhile,
+//! which is dirty again then, the snapshot is deleted, and another one made.
+//!
+//! Lock discipline: none is held here.
+use super::Files;
+use super::removal_queue::{Orphan, Removal};
+use crate::names::entries::check_name;
+use crate::{Error, InodeId, Result, SnapshotInfo};
+
+/// Times that a snapshot is made anew because data was lost.
+const TRIES: usize = 8;
+
+impl Files {
+    /// Makes a snapshot of the subvolume with the root directory `root`.
+    pub(crate) fn create_snapshot(&self, root: InodeId, name: &[u8]) -> Result<SnapshotInfo> {
+        check_name(name)?;
+        if !root.is_subvolume_root() {
+            return Err(Error::InvalidArgument("not the root directory of a subvolume"));
+        }
+        self.enter(root)?;
+        if self.store.trees.subvolume(root)?.snapshot.is_some() {
+            return Err(Error::InvalidArgument("a snapshot of a snapshot"));
+        }
+        for _ in 0..TRIES {
+            let losses = self.store.log.data_losses();
+            self.write_back_all()?;
+            let snapshot = self.store.take_snapshot(root, name)?;
+            if losses == self.store.log.data_losses() {
+                return Ok(snapshot);
+            }
+            self.delete_snapshot(snapshot.subvolume, name)?;
+        }
+        Err(Error::Aborted("data could not be written while a snapshot was made".into()))
+    }
+
+    /// Deletes a snapshot.
+    pub(crate) fn delete_snapshot(&self, subvolume: u64, name: &[u8]) -> Result<()> {
+        let [root, snapshot] = self.store.delete_snapshot(subvolume, name)?;
+        self.unload_subvolume(snapshot);
+        self.queue_cleanup(root);
+        Ok(())
+    }
+
+    /// Has what the cleanups of a subvolume name freed.
+    fn queue_cleanup(&self, root: InodeId) {
+        let orphan = Orphan { number: root, blocks: 0, removal: Removal::DeadRuns };
+        if self.store.options.background {
+            self.orphans.queue.push(orphan);
+        } else {
+            self.reap(orphan);
+        }
+    }
+
+    /// At mount: goes on with cleanups that were interrupted.
+    pub(crate) fn resume_cleanups(&self) {
+        match self.store.with_cleanups() {
+            Ok(roots) => roots.into_iter().for_each(|root| self.queue_cleanup(root)),
+            Err(error) => tracing::warn!("what deleted snapshots had stays for now: {error}"),
+        }
+    }
+
+    /// Frees what the cleanups of a subvolume name. What can't be done stays for the next mount.
+    pub(super) fn reap_dead_runs(&self, orphan: Orphan) {
+        match self.store.clean_up(orphan.number, || self.orphans.queue.is_closing()) {
+            Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
+            Err(Error::NoSpace) => self.orphans.queue.postpone(orphan),
+            Err(error) => {
+                tracing::warn!("what a deleted snapshot had could not be freed: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What the tree of subvolumes says: items of subvolumes and of snapshots, read.
+use super::{Place, Trees, records::first_item};
+use crate::{Error, Result};
+use cairn_btree::Tree;
+use cairn_environment::atomic::Ordering;
+use cairn_format::{
+    CleanupItem, DeadListItem, DeadRun, Generation, INODE_ROOT, ItemKind, Key, SnapshotItem,
+    SubvolumeItem, Superblock, TREE_FILES, TreeId,
+};
+use cairn_space::Boundary;
+
+impl Trees {
+    /// Whether no subvolume has this id, or one that was removed.
+    pub(in crate::store) fn lacks(&self, id: TreeId) -> Result<bool> {
+        let Some(records) = self.records.get() else { return Ok(id != TREE_FILES) };
+        let Some(value) = records.tree.get(&Key::subvolume(id))? else { return Ok(true) };
+        Ok(SubvolumeItem::decode(&value)?.is_dying)
+    }
+
+    /// The items of subvolumes, by ascending id.
+    pub(super) fn subvolume_items(&self) -> impl Iterator<Item = Result<(TreeId, SubvolumeItem)>> {
+        let tree = self.records.get().map(|records| &records.tree);
+        let from =
+            move |id: u64| tree.map(|tree| tree.range(Key::subvolume(TreeId(id))..=Key::MAX));
+        let mut items = from(0);
+        std::iter::from_fn(move || {
+            loop {
+                let (key, value) = match items.as_mut()?.next()? {
+                    Ok(item) => item,
+                    Err(error) => return Some(Err(error.into())),
+                };
+                if key.kind == ItemKind::Subvolume as u8 {
+                    let item = SubvolumeItem::decode(&value).map_err(Error::from);
+                    return Some(item.map(|item| (TreeId(key.inode), item)));
+                }
+                // Of others there may be thousands.
+                items = from(key.inode + 1);
+            }
+        })
+    }
+
+    /// The items of all snapshots of `id`, the oldest first; a durable superblock may lack the last.
+    pub(in crate::store) fn all_snapshot_items(
+        &self,
+        id: TreeId,
+    ) -> impl Iterator<Item = Result<(Generation, SnapshotItem)>> {
+        self.items_of(id, ItemKind::Snapshot).map(|item| {
+            let (generation, value) = item?;
+            Ok((generation, SnapshotItem::decode(&value)?))
+        })
+    }
+
+    /// Values of the items of one kind of `id`, with their generations, in their order.
+    fn items_of(
+        &self,
+        id: TreeId,
+        kind: ItemKind,
+    ) -> impl Iterator<Item = Result<(Generation, Vec<u8>)>> {
+        let tree = self.records.get().map(|records| &records.tree);
+        let keys = Key::all_of_subvolume(id, kind);
+        let items = tree.into_iter().flat_map(move |tree| tree.range(keys.clone()));
+        items.map(|item| {
+            let (key, value) = item?;
+            Ok((Generation(key.offset), value))
+        })
+    }
+
+    /// The dead lists of `id`, by the transactions that began them.
+    pub(in crate::store) fn dead_lists(
+        &self,
+        id: TreeId,
+    ) -> impl Iterator<Item = Result<(Generation, u64)>> {
+        self.items_of(id, ItemKind::DeadList).map(|item| {
+            let (since, value) = item?;
+            Ok((since, DeadListItem::decode(&value)?.list))
+        })
+    }
+
+    /// The first cleanup of `id`, and the newest birth that it is for.
+    pub(in crate::store) fn first_cleanup(
+        &self,
+        id: TreeId,
+    ) -> Result<Option<(Generation, CleanupItem)>> {
+        let first = self.items_of(id, ItemKind::Cleanup).next().transpose()?;
+        let decode = |(newest, value): (_, Vec<u8>)| Ok((newest, CleanupItem::decode(&value)?));
+        first.map(decode).transpose()
+    }
+
+    /// Whether a snapshot of `id` was made by this transaction.
+    pub(in crate::store) fn has_snapshot(&self, id: TreeId, made: Generation) -> Result<bool> {
+        let Some(records) = self.records.get() else { return Ok(false) };
+        let key = Key::of_subvolume(id, ItemKind::Snapshot, made);
+        Ok(records.tree.get(&key)?.is_some())
+    }
+
+    /// The subvolumes with items of this kind.
+    pub(in crate::store) fn with_items(&self, kind: ItemKind) -> Result<Vec<TreeId>> {
+        let mut found = Vec::new();
+        if self.dead.get().is_none() {
+            return Ok(found);
+        }
+        for item in self.subvolume_items() {
+            let (id, _) = item?;
+            if self.items_of(id, kind).next().transpose()?.is_some() {
+                found.push(id);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The first dead runs of a list from the item `from` on, and their item's key.
+    pub(in crate::store) fn runs_from(&self, from: Key) -> Result<Option<(Key, Vec<DeadRun>)>> {
+        let Some(dead) = self.dead.get() else { return Ok(None) };
+        let last = Key { offset: u64::MAX, ..from };
+        let Some(item) = dead.tree.range(from..=last).next() else { return Ok(None) };
+        let (key, value) = item?;
+        let runs = DeadRun::decode_all(&value)?;
+        if let Some(run) = runs.iter().find(|run| !self.geometry.contains(run.range)) {
+            let problem = format!("a dead run at {} lies outside the volume", run.range.start);
+            return Err(self.damaged(problem));
+        }
+        Ok(Some((key, runs)))
+    }
+
+    /// All dead runs of a list, by item.
+    pub(in crate::store) fn runs_of(
+        &self,
+        list: u64,
+    ) -> impl Iterator<Item = Result<(Key, Vec<DeadRun>)>> {
+        let mut from = Some(Key::dead_runs(list, Generation(0), 0));
+        std::iter::from_fn(move || {
+            let found = self.runs_from(from?).transpose()?;
+            from = found.as_ref().ok().and_then(|(key, _)| key.successor());
+            from = from.filter(|next| next.inode == list);
+            Some(found)
+        })
+    }
+
+    /// The tree of dead runs, from the first snapshot on.
+    pub(in crate::store) fn dead_runs(&self) -> Option<&Tree> {
+        self.dead.get().map(|dead| &dead.tree)
+    }
+
+    pub(in crate::store) fn damaged_dead_runs(&self) -> Error {
+        self.damaged("there is no tree of dead runs".into())
+    }
+
+    /// The items of the snapshots of `id` that a durable superblock has, the oldest first.
+    pub(in crate::store) fn snapshot_items(
+        &self,
+        id: TreeId,
+    ) -> impl Iterator<Item = Result<(Generation, SnapshotItem)>> {
+        let durable = self.durable.load(Ordering::Acquire);
+        self.all_snapshot_items(id).filter(move |item| {
+            item.as_ref().map_or(true, |(generation, _)| generation.0 <= durable)
+        })
+    }
+
+    /// What the tree of subvolumes says of `id`.
+    pub(super) fn item(&self, id: TreeId) -> Result<SubvolumeItem> {
+        let records = self.records.get();
+        let value = records.map(|records| records.tree.get(&Key::subvolume(id))).transpose()?;
+        let missing = || self.damaged(format!("the subvolume {id} has no item"));
+        Ok(SubvolumeItem::decode(&value.flatten().ok_or_else(missing)?)?)
+    }
+
+    /// The item of a snapshot that exists, and that a durable superblock has.
+    pub(in crate::store) fn snapshot_item(
+        &self,
+        id: TreeId,
+        generation: Generation,
+    ) -> Result<SnapshotItem> {
+        let records = self.records.get().ok_or(Error::Stale)?;
+        let value = records.tree.get(&Key::of_subvolume(id, ItemKind::Snapshot, generation))?;
+        let is_durable = generation.0 <= self.durable.load(Ordering::Acquire);
+        let value = value.filter(|_| is_durable).ok_or(Error::Stale)?;
+        Ok(SnapshotItem::decode(&value)?)
+    }
+
+    /// What the snapshots of a subvolume have of it, as its items say.
+    pub(super) fn recorded_boundary(&self, id: TreeId) -> Result<Boundary> {
+        let Some(records) = self.records.get() else { return Ok(Boundary::default()) };
+        let newest = records.tree.last(Key::all_of_subvolume(id, ItemKind::Snapshot))?;
+        let Some((newest, _)) = newest else { return Ok(Boundary::default()) };
+        let list = records.tree.last(Key::all_of_subvolume(id, ItemKind::DeadList))?;
+        let (_, list) = list.filter(|(list, _)| list.offset >= newest.offset).ok_or_else(|| {
+            self.damaged(format!("the newest snapshot of subvolume {id} has no dead list"))
+        })?;
+        let list = DeadListItem::decode(&list)?.list;
+        Ok(Boundary::new(Generation(newest.offset), list))
+    }
+
+    pub(super) fn recorded_place(&self, id: TreeId) -> Result<Place> {
+        if self.records.get().is_none() {
+            return Ok(Place { subvolume: TREE_FILES, directory: INODE_ROOT });
+        }
+        let item = self.item(id)?;
+        Ok(Place { subvolume: item.parent, directory: item.directory })
+    }
+
+    /// Where the names of subvolumes stand.
+    pub(crate) fn places(&self) -> Result<Vec<Place>> {
+        let mut places = Vec::new();
+        for item in self.subvolume_items() {
+            let (id, item) = item?;
+            if !item.is_dying && id != TREE_FILES {
+                places.push(Place { subvolume: item.parent, directory: item.directory });
+            }
+        }
+        Ok(places)
+    }
+
+    /// The items of all subvolumes, by ascending id.
+    pub(in crate::store) fn all_records(
+        &self,
+        superblock: &Superblock,
+    ) -> Result<Vec<(TreeId, SubvolumeItem)>> {
+        if self.records.get().is_none() {
+            return Ok(vec![(TREE_FILES, first_item(superblock))]);
+        }
+        self.subvolume_items().collect()
+    }
+}

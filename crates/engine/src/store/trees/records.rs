@@ -1,0 +1,219 @@
+//! Changes of the tree of subvolumes, under its lock.
+use super::{Opened, Place, RecordedTree, Subvolume, Trees};
+use crate::{Error, InodeId, Result};
+use cairn_btree::{Change, Tree};
+use cairn_environment::Rank;
+use cairn_environment::atomic::Ordering;
+use cairn_environment::lock::{Mutex, MutexGuard};
+use cairn_format::{
+    COUNTER_WRITABLE_MAX, DeadListItem, Generation, INODE_ROOT, ItemKind, Key, SnapshotItem,
+    SubvolumeItem, Superblock, TREE_DEAD, TREE_FILES, TREE_SUBVOLUMES, TreeId,
+};
+
+/// What a superblock says of subvolumes.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings {
+    pub(crate) has_subvolumes: bool,
+    pub(crate) has_snapshots: bool,
+    pub(crate) next_list: u64,
+    pub(crate) next_tree: TreeId,
+    pub(crate) default_subvolume: TreeId,
+}
+
+/// The item of the first subvolume.
+pub(super) fn first_item(superblock: &Superblock) -> SubvolumeItem {
+    SubvolumeItem {
+        parent: TREE_FILES,
+        directory: INODE_ROOT,
+        generation: Generation(0),
+        created_ns: superblock.created_ns,
+        is_dying: false,
+        uuid: superblock.volume.0,
+        number: 0,
+    }
+}
+
+/// The numbers of subvolumes that were in use since the volume was opened.
+pub(super) struct Numbers {
+    used: Vec<u64>,
+    /// All below are used.
+    free_from: u32,
+}
+
+impl Numbers {
+    fn new(used: impl Iterator<Item = u32>) -> Self {
+        let words = InodeId::SLOT_END as usize / 64;
+        let mut numbers = Self { used: vec![0; words], free_from: 1 };
+        used.for_each(|number| numbers.take(number));
+        numbers
+    }
+
+    fn take(&mut self, number: u32) {
+        self.used[number as usize / 64] |= 1 << (number % 64);
+    }
+
+    /// The lowest number that is free, which is used from now on.
+    fn take_free(&mut self) -> Option<u32> {
+        let is_used = |number: u32| self.used[number as usize / 64] >> (number % 64) & 1 == 1;
+        let number = (self.free_from..InodeId::SLOT_END).find(|number| !is_used(*number))?;
+        self.free_from = number + 1;
+        self.take(number);
+        Some(number)
+    }
+}
+
+/// The tree of subvolumes, locked. Its holder has joined, or changes nothing.
+pub(crate) struct Records<'a> {
+    trees: &'a Trees,
+    _lock: MutexGuard<'a, ()>,
+}
+
+impl<'a> Records<'a> {
+    pub(super) fn new(trees: &'a Trees, lock: MutexGuard<'a, ()>) -> Self {
+        Self { trees, _lock: lock }
+    }
+
+    pub(in crate::store) fn tree(&self) -> Result<&'a Tree> {
+        let records = self.trees.records.get();
+        Ok(&records.ok_or_else(|| self.trees.damaged("there are no subvolumes".into()))?.tree)
+    }
+
+    /// The item of a subvolume that exists.
+    pub(in crate::store) fn item(&self, id: TreeId) -> Result<SubvolumeItem> {
+        self.trees.item(id)
+    }
+
+    /// The item of a subvolume, if there is one.
+    pub(in crate::store) fn find(&self, id: TreeId) -> Result<Option<SubvolumeItem>> {
+        let Some(records) = self.trees.records.get() else { return Ok(None) };
+        let value = records.tree.get(&Key::subvolume(id))?;
+        Ok(value.map(|value| SubvolumeItem::decode(&value)).transpose()?)
+    }
+
+    /// Whether names of subvolumes stand in `id`.
+    pub(in crate::store) fn any_named_in(&self, id: TreeId) -> Result<bool> {
+        for item in self.trees.subvolume_items() {
+            let (named, item) = item?;
+            if item.parent == id && !item.is_dying && named != id {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// A number that no subvolume has had since the volume was opened.
+    pub(in crate::store) fn take_number(&self) -> Result<u32> {
+        let is_known = self.trees.numbers.lock().is_some();
+        if !is_known {
+            // Those that were removed since then have no item any more.
+            let mut used: Vec<u32> = self.trees.slots.lock().values().copied().collect();
+            used.push(0);
+            used.extend(self.trees.known_slots());
+            for item in self.trees.subvolume_items() {
+                let (id, item) = item?;
+                used.push(item.number);
+                for snapshot in self.trees.snapshot_items(id) {
+                    used.push(snapshot?.1.number);
+                }
+            }
+            *self.trees.numbers.lock() = Some(Numbers::new(used.into_iter()));
+        }
+        let mut numbers = self.trees.numbers.lock();
+        numbers.as_mut().and_then(Numbers::take_free).ok_or(Error::TooManySubvolumes)
+    }
+
+    /// An id that no tree has had.
+    pub(in crate::store) fn take_id(&self) -> Result<TreeId> {
+        let next = self.trees.next_tree.load(Ordering::Acquire);
+        if next >= COUNTER_WRITABLE_MAX {
+            return Err(Error::NoSpace);
+        }
+        self.trees.next_tree.store(next + 1, Ordering::Release);
+        Ok(TreeId(next))
+    }
+
+    /// Inserts or replaces the item of a subvolume. The first one makes the tree.
+    pub(in crate::store) fn put(
+        &self,
+        change: &Change<'_>,
+        superblock: &Superblock,
+        id: TreeId,
+        item: &SubvolumeItem,
+    ) -> Result<()> {
+        self.need_tree(change, superblock)?;
+        self.tree()?.insert(change, Key::subvolume(id), &item.encode())?;
+        Ok(())
+    }
+
+    /// Makes the tree of subvolumes unless it is there.
+    fn need_tree(&self, change: &Change<'_>, superblock: &Superblock) -> Result<()> {
+        if self.trees.records.get().is_none() {
+            let tree = self.make_tree(change, TREE_SUBVOLUMES)?;
+            tree.insert(change, Key::subvolume(TREE_FILES), &first_item(superblock).encode())?;
+            self.trees.records.get_or_init(|| RecordedTree::new(tree, None));
+        }
+        Ok(())
+    }
+
+    /// At the cut: makes a snapshot of the subvolume in `slot`, which `item` describes but for the
+    /// root, and a dead list. The first snapshot of all makes the tree of dead runs.
+    pub(in crate::store) fn put_snapshot(
+        &self,
+        change: &Change<'_>,
+        superblock: &Superblock,
+        slot: u32,
+        item: SnapshotItem,
+    ) -> Result<()> {
+        let trees = self.trees;
+        self.need_tree(change, superblock)?;
+        if trees.dead.get().is_none() {
+            let tree = self.make_tree(change, TREE_DEAD)?;
+            trees.dead.get_or_init(|| RecordedTree::new(tree, None));
+        }
+        let subvolume = trees.in_slot(slot).ok_or(Error::NotFound)?;
+        let (id, made) = (subvolume.id, change.generation);
+        let list = trees.next_list.fetch_add(1, Ordering::AcqRel);
+        let item = SnapshotItem { root: subvolume.tree().root(), ..item };
+        let keys = [ItemKind::Snapshot, ItemKind::DeadList];
+        let [snapshot, dead_list] = keys.map(|kind| Key::of_subvolume(id, kind, made));
+        self.tree()?.insert(change, snapshot, &item.encode())?;
+        self.tree()?.insert(change, dead_list, &DeadListItem { list }.encode())?;
+        let boundary = subvolume.tree().boundary();
+        boundary.set_list(list);
+        boundary.set_newest(made);
+        Ok(())
+    }
+
+    /// Removes the item of a subvolume.
+    pub(in crate::store) fn remove(&self, change: &Change<'_>, id: TreeId) -> Result<()> {
+        self.tree()?.remove(change, &Key::subvolume(id))?;
+        Ok(())
+    }
+
+    /// A new tree.
+    pub(in crate::store) fn make_tree(&self, change: &Change<'_>, id: TreeId) -> Result<Tree> {
+        let Trees { cache, space, .. } = self.trees;
+        Ok(Tree::create(cache.clone(), space.clone(), id, change)?)
+    }
+
+    /// The new subvolume `id`, with the number `slot`, has this tree.
+    pub(in crate::store) fn add_open(&self, id: TreeId, slot: u32, tree: Tree, place: Place) {
+        let subvolume = self.trees.put_in_slot(id, slot);
+        let (tree, place) = (RecordedTree::new(tree, None), Mutex::new(Rank::LEAF, place));
+        subvolume.files.get_or_init(|| Opened { tree, place });
+        self.trees.opened.lock().push(slot);
+    }
+
+    /// The tree of a subvolume is gone.
+    pub(in crate::store) fn note_ended(&self, subvolume: &Subvolume) {
+        self.trees.opened.lock().retain(|slot| *slot != subvolume.slot);
+        self.trees.ended.lock().push(subvolume.id);
+    }
+
+    /// A mount shows `id` if it is not told which.
+    pub(in crate::store) fn set_default(&self, id: TreeId) {
+        if self.trees.default_subvolume.swap(id.0, Ordering::AcqRel) != id.0 {
+            self.trees.has_new_setting.store(true, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What a subvolume shares with its snapshots, as far as the allocator must know it.
+//!
+//! Invariant: it changes while nobody can free blocks of the subvolume, or so that both old and new
+//! state are right for those who can: the boundary is raised at a cut, and lowered when a snapshot
+//! is deleted, whose cleanup then takes what died before.
+use crate::groups::DeadCount;
+use crate::{Space, SpaceError};
+use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_format::{DeadRun, Generation};
+use std::collections::BTreeMap;
+
+/// A subvolume's references that were made by the transaction `newest` or before are its snapshots',
+/// too: when it gives one up, that goes to the dead list `list`. `newest` is 0 without snapshots.
+#[derive(Default)]
+pub struct Boundary {
+    newest: AtomicU64,
+    list: AtomicU64,
+}
+
+impl Boundary {
+    /// Of a subvolume whose newest snapshot was made by `newest`, and began the list `list`.
+    pub fn new(newest: Generation, list: u64) -> Self {
+        Self { newest: AtomicU64::new(newest.0), list: AtomicU64::new(list) }
+    }
+
+    /// Transaction of the newest snapshot; 0 without one.
+    pub fn newest(&self) -> Generation {
+        Generation(self.newest.load(Ordering::Acquire))
+    }
+
+    /// The dead list that takes what dies now.
+    pub fn list(&self) -> u64 {
+        self.list.load(Ordering::Acquire)
+    }
+
+    /// A snapshot was made, or the newest one is gone.
+    pub fn set_newest(&self, newest: Generation) {
+        self.newest.store(newest.0, Ordering::Release);
+    }
+
+    /// What dies from now on goes to `list`.
+    pub fn set_list(&self, list: u64) {
+        self.list.store(list, Ordering::Release);
+    }
+}
+
+impl Space {
+    /// A subvolume gives up the reference `run`: if a snapshot has it, that is noted for a dead
+    /// list; otherwise its blocks are pinned until `running` is durable.
+    ///
+    /// # Errors
+    /// The blocks are not referenced: the tree that named them is wrong.
+    ///
+    /// # Panics
+    /// If `running` was unpinned already.
+    pub fn give_up(
+        &self,
+        run: DeadRun,
+        boundary: &Boundary,
+        running: Generation,
+    ) -> Result<(), SpaceError> {
+        let mut groups = self.groups.lock();
+        if run.is_node {
+            groups.require_node(run.range.start)?;
+        }
+        if run.birth <= boundary.newest() {
+            groups.add_dead(boundary.list(), run)
+        } else {
+            self.pin(&mut groups, run.range, running)
+        }
+    }
+
+    /// What died since the last cut and is for dead lists.
+    pub fn count_dead(&self) -> DeadCount {
+        self.groups.lock().count_dead()
+    }
+
+    /// Whether anything died since the last cut that is for the dead list `list`.
+    pub fn has_dead(&self, list: u64) -> bool {
+        self.groups.lock().has_dead(list)
+    }
+
+    /// At the cut: what died since the one before, by dead list.
+    pub fn take_dead(&self) -> BTreeMap<u64, Vec<DeadRun>> {
+        self.groups.lock().take_dead()
+    }
+}
