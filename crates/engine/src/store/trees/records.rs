@@ -42,7 +42,7 @@ pub(super) struct Numbers {
 
 impl Numbers {
     fn new(used: impl Iterator<Item = u32>) -> Self {
-        let words = InodeId::SLOT_END as usize / 64;
+        let words = (InodeId::SLOT_END as usize).div_ceil(64);
         let mut numbers = Self { used: vec![0; words], free_from: 1 };
         used.for_each(|number| numbers.take(number));
         numbers
