@@ -7,14 +7,6 @@
 //!
 //! Rules: nothing panics or goes on for ever (the caller watches that). What fsck calls whole can
 //! be mounted, read completely and changed, and is whole afterwards; files have zeros behind their
-<<<<<<< HEAD
-//! end, unless their own data goes on there; an extraction reads all of it without a problem, and finds what the engine finds. After a
-//! repair that says that no errors are left there are none. What fsck calls whole, also after a
-//! repair, has one answer to each name: lookups find the inodes that listings name, in the engine
-//! and in fsck's reader. What could be mounted before a repair can be mounted after it, and what
-//! could be read of files can still be read, unless two claimed the same blocks, or two extents of
-//! the file the same part of it: then what reading gives depends on where it begins.
-=======
 //! end, unless their own data goes on there; an extraction reads all of it without a problem, and
 //! finds what the engine finds. After a repair that says that no errors are left there are none.
 //! What fsck calls whole, also after a repair, has one answer to each name: lookups find the inodes
@@ -22,7 +14,6 @@
 //! can be mounted after it, and what could be read of files can still be read, unless two claimed
 //! the same blocks, or two extents of the file the same part of it: then what reading gives depends
 //! on where it begins.
->>>>>>> main
 use super::loss::loss;
 use super::overlay::OverlayDevice;
 use super::walk::{Found, change, going_on, walk};
