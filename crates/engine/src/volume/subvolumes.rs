@@ -99,6 +99,12 @@ impl Volume {
         Ok((subvolume.id.0, is_root))
     }
 
+    /// Of an inode of a snapshot, the transaction that made this.
+    pub fn snapshot_with(&self, inode: InodeId) -> Option<u64> {
+        let subvolume = self.store().trees.subvolume(inode).ok()?;
+        subvolume.snapshot.map(|made| made.0)
+    }
+
     /// The root directory of a subvolume.
     ///
     /// # Errors

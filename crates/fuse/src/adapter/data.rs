@@ -43,7 +43,7 @@ impl VolumeHandler {
             Operation::Write { offset_bytes, data, flags } => {
                 let written = self.write(header, offset_bytes, data, flags, &reply);
                 if let Err(failure) = &written {
-                    self.overdrawn.note(node, flags, failure.errno(), &reply);
+                    self.overdrawn.note(node, flags, failure.errno(), &self.volume, &reply);
                 }
                 answer(reply, written);
             }

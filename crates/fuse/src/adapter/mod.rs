@@ -47,8 +47,6 @@ mod set_id;
 mod settle;
 mod shutdown;
 mod snapshot_directories;
-#[cfg(test)]
-mod snapshot_directories_tests;
 mod snapshots;
 mod subvolumes;
 #[cfg(test)]
@@ -119,6 +117,8 @@ pub struct VolumeHandler {
     overdrawn: Overdrawn,
     shutdown: ShutdownState,
     snapshots: Arc<SnapshotDirectories>,
+    /// The listing of the root directory has `.snapshots`.
+    shows_snapshots: bool,
     /// The close of the volume has begun.
     ending: AtomicBool,
     /// The result of the close.
@@ -139,6 +139,7 @@ impl VolumeHandler {
             overdrawn: Overdrawn::default(),
             shutdown: ShutdownState::default(),
             snapshots: Arc::default(),
+            shows_snapshots: false,
             ending: AtomicBool::new(false),
             closed: OnceLock::new(),
         }
@@ -149,6 +150,12 @@ impl VolumeHandler {
     #[must_use]
     pub fn synchronous(self, synchronous: bool) -> Self {
         Self { synchronous, ..self }
+    }
+
+    /// With `shows`, the listing of the root directory has `.snapshots`.
+    #[must_use]
+    pub fn showing_snapshots(self, shows: bool) -> Self {
+        Self { shows_snapshots: shows, ..self }
     }
 
     /// Called before a change of `node`, or of the names in it, is answered. Its fsync covers

@@ -1,5 +1,5 @@
 //! LOOKUP and all requests that make, move or remove names.
-use super::attributes::{entry_out, negative_entry};
+use super::attributes::negative_entry;
 use super::{Answer, VolumeHandler, answer_bytes, answer_status, fail, snapshot_directories};
 use crate::protocol::wire::{CreateOut, OPEN_KEEP_CACHE, OpenOut};
 use crate::protocol::{Operation, RequestHeader};
@@ -201,7 +201,7 @@ impl VolumeHandler {
     fn answer_entry(&self, reply: Reply, result: Answer<Attributes>) {
         match result {
             Ok(attributes) => {
-                self.deliver_reference(reply, attributes.inode.0, &entry_out(&attributes))
+                self.deliver_reference(reply, attributes.inode.0, &self.entry(&attributes))
             }
             Err(failure) => fail(reply, &failure),
         }
@@ -214,7 +214,7 @@ impl VolumeHandler {
                 self.deliver_reference(
                     reply,
                     attributes.inode.0,
-                    &CreateOut { entry: entry_out(&attributes), open },
+                    &CreateOut { entry: self.entry(&attributes), open },
                 );
             }
             Err(failure) => fail(reply, &failure),

@@ -13,7 +13,7 @@
 //! what the listing is made of.
 //!
 //! Lock: the table of numbers, for a moment; nothing is called under it.
-use super::attributes::{attr_out, entry_out, statx_out};
+use super::attributes::{attr_out, statx_out};
 use super::{Answer, VolumeHandler, answer, answer_bytes, answer_status, fail};
 use crate::kernel;
 use crate::protocol::directory_list::ListedName;
@@ -176,11 +176,6 @@ fn mixed(numbers: impl IntoIterator<Item = u64>) -> u64 {
     })
 }
 
-/// An answer for a name that the kernel looks up again each time.
-fn entry_for_now(attributes: &Attributes) -> EntryOut {
-    EntryOut { entry_valid_seconds: 0, ..entry_out(attributes) }
-}
-
 /// The live directory may be gone.
 fn or_stale(error: Error) -> Error {
     if matches!(error, Error::NotFound) { Error::Stale } else { error }
@@ -301,16 +296,18 @@ impl VolumeHandler {
         });
         match answered {
             Err(failure) => fail(reply, &failure),
+            // The kernel looks the name up again each time.
             Ok((attributes, true)) => {
-                let entry = entry_for_now(&attributes);
+                let entry = EntryOut { entry_valid_seconds: 0, ..self.entry(&attributes) };
                 self.deliver_reference(reply, attributes.inode.0, &entry);
             }
             Ok((attributes, false)) => {
                 let entry = EntryOut {
                     // The same for the same live directory.
                     generation: mixed([self.live_number(attributes.inode)]) >> 32,
+                    entry_valid_seconds: 0,
                     attr_valid_seconds: 0,
-                    ..entry_for_now(&attributes)
+                    ..self.entry(&attributes)
                 };
                 let _delivery = reply.structure(&entry);
             }
@@ -445,5 +442,61 @@ impl VolumeHandler {
         entries.extend(snapshots.into_iter().map(shown));
         entries.sort_unstable_by_key(|entry| entry.id);
         Ok(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn id(number: u64) -> InodeId {
+        InodeId(number)
+    }
+
+    #[test]
+    fn ways_lead_from_the_root_to_subvolumes_with_snapshots() {
+        // 1 holds 2 and 5; 2 holds 3, and that 4; 6 has no name in this mount; 7 and 8 lead in
+        // circles.
+        let above = |of: InodeId| match of.0 {
+            2 | 5 => Some(id(1)),
+            3 => Some(id(2)),
+            4 => Some(id(3)),
+            7 => Some(id(8)),
+            8 => Some(id(7)),
+            _ => None,
+        };
+        let mut ways = Ways::default();
+        [4, 2, 6, 7].map(|end| ways.add(id(end), above));
+        assert!([1, 2, 3, 4, 6].iter().all(|&one| ways.lead_to(id(one))));
+        assert!(!ways.lead_to(id(5)));
+        let below = |of: u64| ways.below.get(&id(of)).into_iter().flatten().copied();
+        assert_eq!(below(1).collect::<Vec<_>>(), [id(2)]);
+        assert_eq!(below(2).collect::<Vec<_>>(), [id(3)]);
+        assert_eq!(below(4).count(), 0);
+        ways.add(InodeId::ROOT, above);
+        assert!(ways.ends.contains(&InodeId::ROOT));
+    }
+
+    #[test]
+    fn a_number_stands_for_one_directory() {
+        let shown = SnapshotDirectories::default();
+        assert_eq!(shown.node(InodeId::ROOT), InodeId::made_up(0));
+        let (first, second) = (shown.node(id(70)), shown.node(id(80)));
+        assert!(first != second && shown.node(id(70)) == first);
+        assert_eq!(shown.live(second).ok(), Some(id(80)));
+        assert_eq!(shown.known_node(id(90)), None);
+        // A handle of an earlier mount.
+        assert_eq!(shown.live(InodeId::made_up(3)).unwrap_err().errno(), Errno::STALE);
+    }
+
+    #[test]
+    fn each_change_has_a_time_of_its_own() {
+        let shown = SnapshotDirectories::default();
+        let mut times = vec![shown.changed()];
+        for _ in 0..50 {
+            shown.note_change();
+            times.push(shown.changed());
+        }
+        assert!(times.is_sorted_by(|one, next| one < next), "{times:?}");
     }
 }
