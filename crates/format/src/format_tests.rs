@@ -227,6 +227,19 @@ fn superblock_round_trip_and_refusals() {
         let decoded = Superblock::decode(&superblock.encode(at), at);
         assert_eq!(decoded.is_ok_and(|decoded| decoded == superblock), possible, "{next_tree}");
     }
+    let both = Features::SUBVOLUMES | Features::SNAPSHOTS;
+    for (incompatible, next_list, possible) in [
+        (both, 1, true),
+        (both, COUNTER_MAX, true),
+        (both, COUNTER_MAX + 1, false),
+        (both, 0, false),
+        (Features::SNAPSHOTS, 1, false),
+    ] {
+        let features = Features { incompatible, ..superblock.features };
+        let superblock = Superblock { features, next_list, ..superblock.clone() };
+        let decoded = Superblock::decode(&superblock.encode(at), at);
+        assert_eq!(decoded.is_ok_and(|decoded| decoded == superblock), possible, "{next_list}");
+    }
     let mut newer = bytes.clone();
     newer[8] = 99;
     Header::seal(&mut newer);
@@ -310,6 +323,118 @@ fn items_round_trip() {
     };
     assert_eq!(XattrItem::decode(&xattr.encode()).unwrap(), xattr);
     assert_eq!(XattrItem::parts(5000), 1);
+}
+
+#[test]
+fn extents_tell_when_they_were_written() {
+    let extent = Extent {
+        start: BlockNumber(900),
+        blocks: 3,
+        kind: ExtentKind::Data,
+        generation: Generation(4),
+        written: Generation(6),
+        checksums: vec![1, 2, 3],
+    };
+    let bytes = extent.encode();
+    assert_eq!(Extent::decode(&bytes).unwrap(), extent);
+    let part = extent.slice(1, 2);
+    assert_eq!((part.written, part.checksums.len()), (Generation(6), 2));
+    for length in 0..bytes.len() {
+        assert!(Extent::decode(&bytes[..length]).is_err(), "{length}");
+    }
+    let changed = |at: usize, byte| {
+        let mut bytes = bytes.clone();
+        bytes[at] = byte;
+        Extent::decode(&bytes)
+    };
+    // Written before it was allocated, or then; not without the flag; unknown flags; reserved.
+    for (at, byte) in [(24, 4), (24, 3), (23, 0), (23, 3), (21, 1), (32, 1), (20, 2)] {
+        assert!(changed(at, byte).is_err(), "byte {at}: {byte}");
+    }
+    let unwritten = Extent { kind: ExtentKind::Unwritten, checksums: Vec::new(), ..extent };
+    assert!(Extent::decode(&unwritten.encode()).is_err());
+}
+
+#[test]
+fn items_of_snapshots_round_trip() {
+    let snapshot = SnapshotItem {
+        root: NodePointer { block: BlockNumber(400), generation: Generation(6), level: 2 },
+        created_ns: 8,
+        is_held: false,
+        number: SubvolumeItem::NUMBER_END - 1,
+        uuid: [9; 16],
+        name: vec![b'n'; SnapshotItem::NAME_BYTES_MAX],
+    };
+    for is_held in [false, true] {
+        let item = SnapshotItem { is_held, ..snapshot.clone() };
+        assert_eq!(SnapshotItem::decode(&item.encode()), Ok(item));
+    }
+    assert!(snapshot.encode().len() <= node::VALUE_BYTES_MAX);
+    let too_long = vec![b'n'; SnapshotItem::NAME_BYTES_MAX + 1];
+    for name in [b"".to_vec(), b".".to_vec(), b"..".to_vec(), b"a/b".to_vec(), too_long] {
+        let item = SnapshotItem { name, ..snapshot.clone() };
+        assert!(SnapshotItem::decode(&item.encode()).is_err(), "{item:?}");
+    }
+    for number in [0, SubvolumeItem::NUMBER_END] {
+        let item = SnapshotItem { number, ..snapshot.clone() };
+        assert!(SnapshotItem::decode(&item.encode()).is_err(), "{number}");
+    }
+    for (block, level) in [(401, 2), (400, node::LEVELS_MAX)] {
+        let root = NodePointer { block: BlockNumber(block), level, ..snapshot.root };
+        let item = SnapshotItem { root, ..snapshot.clone() };
+        assert!(SnapshotItem::decode(&item.encode()).is_err(), "{root:?}");
+    }
+    let mut unknown = snapshot.encode();
+    unknown[32] = 2;
+    assert!(SnapshotItem::decode(&unknown).is_err());
+    for (list, possible) in [(0, false), (1, true), (COUNTER_MAX, true), (COUNTER_MAX + 1, false)] {
+        let item = DeadListItem { list };
+        assert_eq!(DeadListItem::decode(&item.encode()).is_ok(), possible, "{list}");
+    }
+    for (oldest, lists_from, lists_to, possible) in [
+        (0, 5, 6, true),
+        (5, 5, 6, true),
+        (6, 5, 7, false),
+        (0, 5, 5, false),
+        (0, 5, COUNTER_MAX + 1, false),
+    ] {
+        let [oldest, lists_from, lists_to] = [oldest, lists_from, lists_to].map(Generation);
+        let item = CleanupItem { oldest, lists_from, lists_to };
+        let decoded = CleanupItem::decode(&item.encode());
+        assert_eq!(decoded.is_ok_and(|decoded| decoded == item), possible, "{item:?}");
+    }
+}
+
+#[test]
+fn dead_runs_round_trip() {
+    let run = |start, blocks, is_node| DeadRun {
+        range: BlockRange::new(BlockNumber(start), blocks),
+        birth: Generation(5),
+        is_node,
+    };
+    let runs: Vec<DeadRun> =
+        (0..DeadRun::PER_ITEM as u64).map(|at| run(at * 4, 4, at % 2 == 0)).collect();
+    let bytes = DeadRun::encode_all(&runs);
+    assert!(bytes.len() <= node::VALUE_BYTES_MAX);
+    assert_eq!(DeadRun::decode_all(&bytes).unwrap(), runs);
+    for length in [0, 1, 23, 25, bytes.len() - 1] {
+        assert!(DeadRun::decode_all(&bytes[..length]).is_err(), "{length}");
+    }
+    let mut unknown = DeadRun::encode_all(&[run(8, 4, false)]);
+    unknown[20] = 2;
+    assert!(DeadRun::decode_all(&unknown).is_err());
+    for (run, possible) in [
+        (run(0, 1, false), true),
+        (run(1, u64::from(u32::MAX), false), true),
+        (run(8, 0, false), false),
+        (run(u64::MAX, 1, false), false),
+        (run(8, 4, true), true),
+        (run(9, 4, true), false),
+        (run(8, 3, true), false),
+    ] {
+        let encoded = DeadRun::encode_all(&[run]);
+        assert_eq!(DeadRun::decode_all(&encoded).is_ok(), possible, "{run:?}");
+    }
 }
 
 #[test]

@@ -121,7 +121,8 @@ impl Key {
     pub fn subvolume(subvolume: TreeId) -> Self {
         Self { inode: subvolume.0, kind: ItemKind::Subvolume as u8, offset: 0 }
     }
-    /// An item about `subvolume`, of the transaction `generation`: a snapshot, dead list or cleanup.
+    /// An item about `subvolume`, of the transaction `generation`: a snapshot, dead list or
+    /// cleanup.
     pub fn of_subvolume(subvolume: TreeId, kind: ItemKind, generation: Generation) -> Self {
         Self { inode: subvolume.0, kind: kind as u8, offset: generation.0 }
     }

@@ -1,5 +1,5 @@
-//! Items of snapshots: the snapshots of a subvolume, its dead lists, and what their deletion left to
-//! do. They stand in the tree of subvolumes; dead runs have a tree of their own.
+//! Items of snapshots: the snapshots of a subvolume, its dead lists, and what their deletion left
+//! to do. They stand in the tree of subvolumes; dead runs have a tree of their own.
 //!
 //! A *dead run* is a reference (an extent, or a pointer to a node) that a subvolume has given up
 //! while snapshots of it still have it. It stands in a *dead list*; each snapshot begins one.

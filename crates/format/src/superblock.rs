@@ -45,8 +45,8 @@ impl Features {
     pub const IMPLICIT_BITMAPS: u64 = 1 << 0;
     /// Incompatible: there is a tree of subvolumes, and perhaps more than one tree of files.
     pub const SUBVOLUMES: u64 = 1 << 1;
-    /// Incompatible: there is a tree of dead runs; there may be snapshots, and extents with a longer
-    /// head. Comes with [`Self::SUBVOLUMES`].
+    /// Incompatible: there is a tree of dead runs; there may be snapshots, and extents with a
+    /// longer head. Comes with [`Self::SUBVOLUMES`].
     pub const SNAPSHOTS: u64 = 1 << 2;
     /// The incompatible features that this version knows.
     pub const INCOMPATIBLE_KNOWN: u64 = Self::IMPLICIT_BITMAPS | Self::SUBVOLUMES | Self::SNAPSHOTS;

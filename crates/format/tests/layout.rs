@@ -86,6 +86,7 @@ fn structs_are_as_documented() {
     let subvolume = fields!(RawSubvolume {
         parent, directory, generation, created_ns, flags, uuid, number, reserved
     });
+    let dead_run = fields!(RawDeadRun { start, birth, blocks, flags });
     let entry = fields!(RawEntry { tree, inode, offset, value_length, kind, flags, reserved });
     let structs = [
         ("Header", header),
@@ -94,6 +95,7 @@ fn structs_are_as_documented() {
         ("Slot", slot),
         ("Inode", inode),
         ("Subvolume", subvolume),
+        ("DeadRun", dead_run),
         ("Checkpoint", checkpoint),
         ("Entry", entry),
     ];
@@ -174,6 +176,16 @@ fn encoders_are_as_documented() {
         ("checksums", vec![0x0d, 0x0c, 0x0b, 0x0a, 4, 3, 2, 1]),
     ];
     check_encoding("Extent", &extent.encode(), &fields);
+    let written_later = Extent { written: Generation(A), ..extent.clone() };
+    let mut head = extent.encode()[..24].to_vec();
+    head[23] = 1;
+    let fields = [
+        ("head", head),
+        ("written", word(A)),
+        ("reserved", vec![0; 8]),
+        ("checksums", vec![0x0d, 0x0c, 0x0b, 0x0a, 4, 3, 2, 1]),
+    ];
+    check_encoding("LongExtent", &written_later.encode(), &fields);
     let unwritten = Extent { kind: ExtentKind::Unwritten, checksums: Vec::new(), ..extent };
     assert_eq!((unwritten.encode()[20], unwritten.encode().len()), (2, 24));
 
@@ -190,6 +202,56 @@ fn encoders_are_as_documented() {
     check_encoding("Orphan", &encode_orphan(OrphanKind::Remove), &[("kind", vec![1])]);
     check_encoding("Orphan", &encode_orphan(OrphanKind::Truncate), &[("kind", vec![2])]);
     check_encoding("Symlink", b"target", &[("target", b"target".to_vec())]);
+}
+
+#[test]
+fn encoders_of_snapshots_are_as_documented() {
+    let snapshot = SnapshotItem {
+        root: NodePointer { block: BlockNumber(A), generation: Generation(B), level: 7 },
+        created_ns: A,
+        is_held: true,
+        number: 0x0a0b_0c0d,
+        uuid: [7; 16],
+        name: b"daily".to_vec(),
+    };
+    let fields = [
+        ("root_block", word(A)),
+        ("root_generation", word(B)),
+        ("root_level", vec![7]),
+        ("reserved", vec![0; 3]),
+        ("number", vec![0x0d, 0x0c, 0x0b, 0x0a]),
+        ("created_ns", word(A)),
+        ("flags", word(1)),
+        ("uuid", vec![7; 16]),
+        ("name", b"daily".to_vec()),
+    ];
+    check_encoding("Snapshot", &snapshot.encode(), &fields);
+    assert_eq!(SnapshotItem::NAME_BYTES_MAX, 255);
+    let list = DeadListItem { list: A };
+    check_encoding("DeadList", &list.encode(), &[("list", word(A)), ("flags", vec![0; 8])]);
+    let cleanup = CleanupItem {
+        oldest: Generation(B),
+        lists_from: Generation(B + 1),
+        lists_to: Generation(A),
+    };
+    let fields = [
+        ("oldest", word(B)),
+        ("lists_from", word(B + 1)),
+        ("lists_to", word(A)),
+        ("reserved", vec![0; 8]),
+    ];
+    check_encoding("Cleanup", &cleanup.encode(), &fields);
+    let run = |blocks, is_node| DeadRun {
+        range: BlockRange::new(BlockNumber(A), blocks),
+        birth: Generation(B),
+        is_node,
+    };
+    let [extent, node] = [vec![2, 0, 0, 0, 0, 0, 0, 0], vec![4, 0, 0, 0, 1, 0, 0, 0]];
+    let expected = [word(A), word(B), extent, word(A), word(B), node].concat();
+    assert_eq!(DeadRun::encode_all(&[run(2, false), run(4, true)]), expected);
+    assert_eq!((DeadRun::BYTES, DeadRun::PER_ITEM), (24, 158));
+    let key = Key::dead_runs(5, Generation(7), 9);
+    assert_eq!((key.inode, key.kind, key.offset), (5, 128, 7 << 16 | 9));
 }
 
 #[test]
@@ -274,8 +336,8 @@ fn the_other_numbers_are_as_documented() {
         (256, 32768, 3800, 12)
     );
     assert_eq!(
-        (TREE_ROOTS.0, TREE_SUBVOLUMES.0, TREE_FILES.0, INODE_ROOT.0, INODE_ORPHANS.0),
-        (1, 4, 256, 1, 2)
+        (TREE_ROOTS.0, TREE_DEAD.0, TREE_SUBVOLUMES.0, TREE_FILES.0, INODE_ROOT.0, INODE_ORPHANS.0),
+        (1, 3, 4, 256, 1, 2)
     );
 }
 

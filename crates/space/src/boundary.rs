@@ -9,8 +9,9 @@ use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_format::{DeadRun, Generation};
 use std::collections::BTreeMap;
 
-/// A subvolume's references that were made by the transaction `newest` or before are its snapshots',
-/// too: when it gives one up, that goes to the dead list `list`. `newest` is 0 without snapshots.
+/// A subvolume's references that were made by the transaction `newest` or before are its
+/// snapshots', too: when it gives one up, that goes to the dead list `list`. `newest` is 0 without
+/// snapshots.
 #[derive(Default)]
 pub struct Boundary {
     newest: AtomicU64,

@@ -20,8 +20,8 @@
 //! - the global reserve is never lent to ordinary requests: a grant to them leaves all of it in
 //!   blocks, half of it in clusters; names may use a quarter of it;
 //! - pinned blocks belong to one generation and become free exactly once;
-//! - what a subvolume gives up and a snapshot of it has stays referenced, and is handed out once, at
-//!   the cut, for a dead list;
+//! - what a subvolume gives up and a snapshot of it has stays referenced, and is handed out once,
+//!   at the cut, for a dead list;
 //! - a ticket is granted, failed, stopped or called off: exactly one of these, decided under the
 //!   ledger's lock.
 //!

@@ -2,7 +2,7 @@
 use crate::image::{self, Image};
 use anyhow::{Context, bail};
 use cairn_blockdev::OpenMode;
-use cairn_format::{TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId};
+use cairn_format::{TREE_DEAD, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId};
 use cairn_fsck::dump::{dump_log, dump_space, dump_super, dump_tree};
 use cairn_harness::console;
 use std::ops::RangeInclusive;
@@ -15,7 +15,8 @@ pub struct Arguments {
     /// What to show.
     #[arg(value_enum)]
     structure: Structure,
-    /// With "tree": which tree: files (of the first subvolume), roots, subvolumes, or a number.
+    /// With "tree": which tree: files (of the first subvolume), roots, subvolumes, dead (what only
+    /// snapshots have), or a number.
     #[arg(long, default_value = "files", value_parser = parse_tree)]
     tree: TreeId,
     /// With "tree": only the items of these inodes: 17, or 17-40.
@@ -43,8 +44,9 @@ fn parse_tree(text: &str) -> Result<TreeId, String> {
         "files" => Ok(TREE_FILES),
         "roots" => Ok(TREE_ROOTS),
         "subvolumes" => Ok(TREE_SUBVOLUMES),
+        "dead" => Ok(TREE_DEAD),
         number => number.parse().map(TreeId).map_err(|_| {
-            format!("\"{text}\" is not a tree; write files, roots, subvolumes or a number")
+            format!("\"{text}\" is not a tree; write files, roots, subvolumes, dead or a number")
         }),
     }
 }
@@ -94,6 +96,7 @@ mod tests {
         }
         assert_eq!(parse_tree("files"), Ok(TREE_FILES));
         assert_eq!(parse_tree("subvolumes"), Ok(TREE_SUBVOLUMES));
+        assert_eq!(parse_tree("dead"), Ok(TREE_DEAD));
         assert_eq!(parse_tree("7"), Ok(TreeId(7)));
         assert!(parse_tree("x").is_err());
     }

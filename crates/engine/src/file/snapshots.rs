@@ -7,7 +7,6 @@
 //! Lock discipline: none is held here.
 use super::Files;
 use super::removal_queue::{Orphan, Removal};
-use crate::names::entries::check_name;
 use crate::{Error, InodeId, Result, SnapshotInfo};
 
 /// Times that a snapshot is made anew because data was lost.
@@ -16,7 +15,6 @@ const TRIES: usize = 8;
 impl Files {
     /// Makes a snapshot of the subvolume with the root directory `root`.
     pub(crate) fn create_snapshot(&self, root: InodeId, name: &[u8]) -> Result<SnapshotInfo> {
-        check_name(name)?;
         if !root.is_subvolume_root() {
             return Err(Error::InvalidArgument("not the root directory of a subvolume"));
         }

@@ -436,8 +436,8 @@ impl Files {
         with_group: Option<Vec<Part>>,
         effort: Effort,
     ) -> Result<()> {
-        // One item for the new extent, or in place for each that was there; of those each is removed
-        // or cut, and one of them in two.
+        // One item for the new extent, or in place for each that was there; of those each is
+        // removed or cut, and one of them in two.
         let changes = |piece: &Piece| match overlapping(existing, piece).count() as u64 {
             0 => 1,
             overlaps if piece.in_place => 2 * overlaps + 1,
@@ -574,8 +574,8 @@ impl Files {
     }
 }
 
-/// The births of parts of `blocks` that are written in place at `now`. What the snapshot of `newest`
-/// has, too, stays the same reference; the rest is a new one.
+/// The births of parts of `blocks` that are written in place at `now`. What the snapshot of
+/// `newest` has, too, stays the same reference; the rest is a new one.
 fn births(
     blocks: &Range<FileBlock>,
     current: &[(FileBlock, Extent)],

@@ -17,6 +17,7 @@
 mod commit;
 mod committer;
 pub(crate) mod counters;
+mod cut_work;
 mod damage;
 mod discard;
 mod discards;
@@ -43,11 +44,11 @@ use cairn_log::Log;
 use cairn_space::Space;
 
 use counters::Counters;
+use cut_work::CutWork;
 use discards::Discards;
 use failures::FailureLedger;
 use inode_count::InodeCount;
 use requests::{CommitSignal, Unpinner};
-use snapshots::CutWork;
 use std::sync::Arc;
 use storage_room::StorageRoom;
 use transaction::Transactions;

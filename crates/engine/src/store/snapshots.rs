@@ -9,9 +9,9 @@
 //!   Nothing shows the snapshot before its superblock is durable: its nodes are read from the
 //!   device. *A crash before that: there is no snapshot, and what died later is freed by replay.*
 //! - **Deletion** of the snapshot j, with p before it (or 0) and n behind it, is one operation: its
-//!   item goes, a *cleanup* says that births in (p, j] of lists begun in [j, n) are nobody's. Without
-//!   n it is the lists begun before now, since a snapshot to come may have such births, too. *A
-//!   crash before the superblock: the snapshot is there. After it: the next mount goes on.*
+//!   item goes, a *cleanup* says that births in (p, j] of lists begun in [j, n) are nobody's.
+//!   Without n it is the lists begun before now, since a snapshot to come may have such births,
+//!   too. *A crash before the superblock: the snapshot is there. After it: the next mount goes on.*
 //! - **Cleanup**: the runs leave the lists, some at a time, and their blocks become free. *A crash:
 //!   runs named and referenced, or neither: each batch is of one transaction.*
 //!
@@ -20,12 +20,12 @@
 //! Invariant: the boundary is raised by a cut, and lowered with the lock of the tree of subvolumes
 //! held, together with the item.
 use super::Store;
+use super::cut_work::Wanted;
 use super::operation::{Effort, Operation};
 use super::trees::Subvolume;
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, Tree};
-use cairn_environment::lock::Mutex;
-use cairn_environment::{Rank, clock, random};
+use cairn_environment::{clock, random};
 use cairn_format::{CleanupItem, DeadRun, Generation, ItemKind, Key, SnapshotItem, TreeId};
 use cairn_space::{DeadCount, Request, Reservation, Urgency};
 use std::collections::HashSet;
@@ -65,39 +65,6 @@ pub struct SnapshotUsage {
     pub unique_blocks: u64,
 }
 
-/// A snapshot that the next cut makes.
-struct Wanted {
-    subvolume: u32,
-    item: SnapshotItem,
-    reservation: Reservation,
-    done: Arc<OnceLock<Result<Generation>>>,
-}
-
-/// What the next cut has to do about snapshots, and with which space.
-pub(crate) struct CutWork {
-    wanted: Mutex<Vec<Wanted>>,
-    /// For the dead runs that the cut writes; operations bring it.
-    room: Mutex<Option<Reservation>>,
-}
-
-impl CutWork {
-    pub(super) fn new() -> Self {
-        Self { wanted: Mutex::new(Rank::LEAF, Vec::new()), room: Mutex::new(Rank::LEAF, None) }
-    }
-
-    pub(super) fn is_any_wanted(&self) -> bool {
-        !self.wanted.lock().is_empty()
-    }
-
-    /// Whether a snapshot of the subvolume in this slot is wanted, or one with this name.
-    fn wants(&self, subvolume: u32, name: Option<&[u8]>) -> bool {
-        let is_it = |wanted: &Wanted| {
-            wanted.subvolume == subvolume && name.is_none_or(|name| wanted.item.name == name)
-        };
-        self.wanted.lock().iter().any(is_it)
-    }
-}
-
 /// Nodes that writing `dead` at the cut takes at most: on each place of the tree of dead runs that
 /// is changed a path, and a node for each item, which follows its neighbour.
 fn nodes_for(dead: DeadCount, tree: &Tree) -> u64 {
@@ -132,9 +99,10 @@ impl Store {
         if dead.runs == 0 {
             return;
         }
+        let wanted = nodes_for(dead, tree);
         let mut room = self.cut_work.room.lock();
         let held = room.as_ref().map_or(0, Reservation::nodes);
-        let more = nodes_for(dead, tree).saturating_sub(held).min(reservation.nodes());
+        let more = wanted.saturating_sub(held).min(reservation.nodes());
         if more > 0 {
             let part = reservation.split(0, more);
             match &*room {

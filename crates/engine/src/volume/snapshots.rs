@@ -2,6 +2,7 @@
 use super::Volume;
 #[cfg(doc)]
 use crate::Error;
+use crate::names::entries::check_name;
 use crate::{InodeId, Result, SnapshotInfo, SnapshotUsage};
 
 /// Snapshots: subvolumes as they were, to read.
@@ -14,6 +15,7 @@ impl Volume {
     /// [`Error::InvalidArgument`] for an inode that is no root directory of a subvolume, and for a
     /// snapshot; [`Error::NoSpace`]; the failure that stopped the volume.
     pub fn create_snapshot(&self, root: InodeId, name: &[u8]) -> Result<SnapshotInfo> {
+        check_name(name)?;
         self.files().create_snapshot(root, name)
     }
 

@@ -46,6 +46,7 @@ pub struct SuperblockFields {
     pub inodes: u64,
     pub next_tree: u64,
     pub default_subvolume: u64,
+    pub next_list: u64,
     pub log_epoch: u64,
     pub log_tail_block: u64,
     pub log_tail_sequence: u64,
@@ -76,6 +77,7 @@ impl SuperblockFields {
             inodes: superblock.inodes,
             next_tree: superblock.next_tree.0,
             default_subvolume: superblock.default_subvolume.0,
+            next_list: superblock.next_list,
             log_epoch: superblock.log_epoch,
             log_tail_block: superblock.log_tail.block,
             log_tail_sequence: superblock.log_tail.sequence,
@@ -157,6 +159,7 @@ impl fmt::Display for SuperblockFields {
         )?;
         writeln!(f, "  next inode   {}, {} inodes", self.next_inode, self.inodes)?;
         writeln!(f, "  subvolumes   next {}, default {}", self.next_tree, self.default_subvolume)?;
+        writeln!(f, "  dead lists   next {}", self.next_list)?;
         writeln!(f, "  created      {} ns after 1970", self.created_ns)?;
         writeln!(
             f,

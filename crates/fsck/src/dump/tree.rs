@@ -3,9 +3,9 @@ use crate::reader::Reader;
 use crate::{FsckError, superblocks};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
-    BlockNumber, BlockRange, DirectoryEntry, EntryTarget, Extent, InodeItem, ItemKind, Key,
-    NODE_BLOCKS, Node, RootItem, SubvolumeItem, TREE_ROOTS, TreeId, XattrItem, decode_orphan,
-    node::LEVELS_MAX,
+    BlockNumber, BlockRange, CleanupItem, DeadListItem, DeadRun, DirectoryEntry, EntryTarget,
+    Extent, InodeItem, ItemKind, Key, NODE_BLOCKS, Node, RootItem, SnapshotItem, SubvolumeItem,
+    TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
 };
 use serde::Serialize;
 use std::fmt;
@@ -179,27 +179,62 @@ pub(super) fn describe_value(key: &Key, value: &[u8]) -> String {
         Some(ItemKind::Xattr) => XattrItem::decode(value)
             .map(|xattr| format!("{:?}, {} bytes", text(&xattr.name), xattr.value_bytes)),
         Some(ItemKind::Extent) => Extent::decode(value).map(|extent| {
-            format!(
-                "{} blocks at {}, {:?}, generation {}",
-                extent.blocks, extent.start, extent.kind, extent.generation
-            )
+            let Extent { start, blocks, kind, generation, written, .. } = extent;
+            let later = match written == generation {
+                true => String::new(),
+                false => format!(", written {written}"),
+            };
+            format!("{blocks} blocks at {start}, {kind:?}, generation {generation}{later}")
         }),
         Some(ItemKind::Orphan) => decode_orphan(value).map(|orphan| format!("{orphan:?}")),
         Some(ItemKind::Symlink) => Ok(format!("→ {:?}", text(value))),
-        Some(
-            ItemKind::XattrPart
-            | ItemKind::Snapshot
-            | ItemKind::DeadList
-            | ItemKind::Cleanup
-            | ItemKind::DeadRuns,
-        )
-        | None => Ok(format!("{} bytes", value.len())),
+        Some(ItemKind::Snapshot) => {
+            SnapshotItem::decode(value).map(|item| describe_snapshot(&item))
+        }
+        Some(ItemKind::DeadList) => {
+            DeadListItem::decode(value).map(|item| format!("dead list {}", item.list))
+        }
+        Some(ItemKind::Cleanup) => CleanupItem::decode(value).map(|item| {
+            format!(
+                "births above {}, lists from {} to below {}",
+                item.oldest, item.lists_from, item.lists_to
+            )
+        }),
+        Some(ItemKind::DeadRuns) => DeadRun::decode_all(value).map(|runs| describe_runs(&runs)),
+        Some(ItemKind::XattrPart) | None => Ok(format!("{} bytes", value.len())),
     };
     described.unwrap_or_else(|error| format!("damaged: {}", error.problem))
 }
 
+fn describe_snapshot(item: &SnapshotItem) -> String {
+    format!(
+        "{:?}, number {}, root at block {}, generation {}, level {}, created {} ns after 1970, {}{}",
+        String::from_utf8_lossy(&item.name),
+        item.number,
+        item.root.block,
+        item.root.generation,
+        item.root.level,
+        item.created_ns,
+        hexadecimal(&item.uuid),
+        if item.is_held { ", held" } else { "" }
+    )
+}
+
+fn describe_runs(runs: &[DeadRun]) -> String {
+    let describe = |run: &DeadRun| {
+        let what = if run.is_node { " (node)" } else { "" };
+        format!("{} at {} born {}{what}", run.range.blocks, run.range.start, run.birth)
+    };
+    let described: Vec<String> = runs.iter().map(describe).collect();
+    format!("{} runs: {}", runs.len(), described.join(", "))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn describe_subvolume(item: &SubvolumeItem) -> String {
-    let uuid: String = item.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let uuid = hexadecimal(&item.uuid);
     format!(
         "number {}, in directory {} of subvolume {}, generation {}, created {} ns after 1970, {uuid}{}",
         item.number,

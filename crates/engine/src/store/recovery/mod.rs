@@ -19,11 +19,11 @@ mod replay;
 pub(crate) mod superblock;
 
 use super::counters::Counters;
+use super::cut_work::CutWork;
 use super::discards::Discards;
 use super::failures::{FailureLedger, Watched};
 use super::inode_count::InodeCount;
 use super::requests::{CommitSignal, Unpinner};
-use super::snapshots::CutWork;
 use super::transaction::Transactions;
 use super::trees::Trees;
 use super::{Observer, Store};

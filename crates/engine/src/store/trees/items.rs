@@ -39,7 +39,8 @@ impl Trees {
         })
     }
 
-    /// The items of all snapshots of `id`, the oldest first; a durable superblock may lack the last.
+    /// The items of all snapshots of `id`, the oldest first; a durable superblock may lack the
+    /// last.
     pub(in crate::store) fn all_snapshot_items(
         &self,
         id: TreeId,

@@ -1,0 +1,409 @@
+//! Snapshots: what they show, that nothing changes it, and that a deleted one gives its space back,
+//! in histories of random changes with crashes in between.
+use cairn_blockdev::{BlockDevice, MemoryDevice};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::{
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode,
+    Volume, VolumeOptions, XattrMode,
+};
+use cairn_environment::random::Seeded;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const DIRECTORY: NewInode<'_> = NewInode {
+    file_type: FileType::Directory,
+    mode: 0o755,
+    uid: 0,
+    gid: 0,
+    device: 0,
+    target: None,
+};
+const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o644, ..DIRECTORY };
+/// The subvolume that a volume begins with.
+const FIRST: u64 = 256;
+
+fn device() -> Arc<MemoryDevice> {
+    let device = Arc::new(MemoryDevice::new(64 << 20));
+    mkfs(&*device, &MkfsOptions::default()).unwrap();
+    device
+}
+
+fn open(device: &Arc<MemoryDevice>) -> Volume {
+    let options = VolumeOptions { background: false, ..VolumeOptions::default() };
+    Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).unwrap()
+}
+
+fn put(volume: &Volume, directory: InodeId, name: &[u8], content: &[u8]) -> InodeId {
+    let inode = volume.create(directory, name, &FILE).unwrap().inode;
+    volume.write(inode, 0, content).unwrap();
+    inode
+}
+
+fn get(volume: &Volume, directory: InodeId, name: &[u8]) -> Result<Vec<u8>, Error> {
+    let inode = volume.lookup(directory, name)?.inode;
+    let mut content = Vec::new();
+    volume.read(inode, 0, 1 << 20, &mut content)?;
+    volume.forget(inode, 1);
+    Ok(content)
+}
+
+fn used(volume: &Volume) -> u64 {
+    volume.sync().unwrap();
+    volume.commit().unwrap();
+    volume.commit().unwrap();
+    let space = volume.space();
+    space.total_blocks - space.free_blocks
+}
+
+#[test]
+fn a_snapshot_shows_what_was_there() {
+    let device = device();
+    let volume = open(&device);
+    let root = volume.root();
+    let directory = volume.create(root, b"directory", &DIRECTORY).unwrap().inode;
+    let file = put(&volume, directory, b"file", &[1; 10_000]);
+    volume.set_xattr(file, b"user.key", b"value", XattrMode::Any).unwrap();
+    put(&volume, root, b"gone", b"soon");
+    let made = volume.create_snapshot(root, b"one").unwrap();
+    assert_eq!((made.subvolume, &made.name[..], made.is_held), (FIRST, &b"one"[..], false));
+    assert!(matches!(volume.create_snapshot(root, b"one"), Err(Error::Exists)));
+    assert!(matches!(volume.create_snapshot(directory, b"x"), Err(Error::InvalidArgument(_))));
+    assert!(matches!(volume.create_snapshot(made.root, b"x"), Err(Error::InvalidArgument(_))));
+    volume.write(file, 5000, &[2; 100]).unwrap();
+    volume.set_xattr(file, b"user.key", b"other", XattrMode::Any).unwrap();
+    volume.unlink(root, b"gone").unwrap();
+    volume.rename(directory, b"file", root, b"moved", RenameMode::Replace).unwrap();
+    volume.sync().unwrap();
+    let check = |volume: &Volume, snapshot: InodeId| {
+        assert_eq!(get(volume, snapshot, b"gone").unwrap(), b"soon");
+        assert!(matches!(get(volume, snapshot, b"moved"), Err(Error::NotFound)));
+        let directory = volume.lookup(snapshot, b"directory").unwrap().inode;
+        assert_eq!(volume.parent(directory).unwrap(), snapshot);
+        assert_eq!(get(volume, directory, b"file").unwrap(), [1; 10_000]);
+        let file = volume.lookup(directory, b"file").unwrap().inode;
+        assert_eq!(volume.get_xattr(file, b"user.key").unwrap(), b"value");
+        assert_eq!(volume.subvolume_of(file).unwrap(), (FIRST, false));
+        assert_eq!(volume.lookup_inode(file).unwrap().inode, file);
+        file
+    };
+    let old = check(&volume, made.root);
+    assert_ne!(old, file);
+    volume.close().unwrap();
+    let volume = open(&device);
+    let found = volume.snapshot_named(FIRST, b"one").unwrap();
+    assert_eq!(found, made);
+    assert_eq!(volume.snapshots(FIRST).unwrap(), [found]);
+    assert_eq!(volume.snapshotted_subvolumes().unwrap(), [FIRST]);
+    assert!(matches!(volume.snapshots(900), Err(Error::NotFound)));
+    assert_eq!(check(&volume, made.root), old);
+    assert_eq!(get(&volume, volume.root(), b"moved").unwrap()[5000..5100], [2; 100]);
+}
+
+#[test]
+fn nothing_changes_a_snapshot() {
+    let device = device();
+    let volume = open(&device);
+    put(&volume, volume.root(), b"file", &[1; 10_000]);
+    let root = volume.create_snapshot(volume.root(), b"one").unwrap().root;
+    let file = volume.lookup(root, b"file").unwrap().inode;
+    let size = AttributeChange { size: Some(3), ..AttributeChange::default() };
+    let mode = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
+    let results = [
+        volume.create(root, b"new", &FILE).map(drop),
+        volume.create_subvolume(root, b"new", &DIRECTORY).map(drop),
+        volume.unlink(root, b"file"),
+        volume.remove_directory(root, b"file"),
+        volume.rename(root, b"file", root, b"other", RenameMode::Replace),
+        volume.link(file, root, b"link").map(drop),
+        volume.write(file, 0, b"new").map(drop),
+        volume.set_attributes(file, &size).map(drop),
+        volume.set_attributes(file, &mode).map(drop),
+        volume.set_xattr(file, b"user.key", b"value", XattrMode::Any),
+        volume.remove_xattr(file, b"user.key"),
+        volume.allocate(file, 0, 100_000, AllocateMode::Allocate { keep_size: false }),
+        volume.allocate(file, 0, 4096, AllocateMode::PunchHole),
+        volume.allocate(file, 0, 4096, AllocateMode::ZeroRange { keep_size: false }),
+    ];
+    for (index, result) in results.into_iter().enumerate() {
+        assert!(matches!(result, Err(Error::ReadOnly)), "{index}: {result:?}");
+    }
+    // There is nothing to write.
+    volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+    volume.fsync_blocking(root, FsyncKind::Full).unwrap();
+    assert_eq!(get(&volume, root, b"file").unwrap(), [1; 10_000]);
+    assert_eq!(volume.attributes(file).unwrap().size_bytes, 10_000);
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_deleted_snapshot_gives_back_what_only_it_had() {
+    let device = device();
+    let volume = open(&device);
+    let root = volume.root();
+    // The trees that snapshots need stay.
+    volume.create_snapshot(root, b"first").unwrap();
+    volume.delete_snapshot(FIRST, b"first").unwrap();
+    let before = used(&volume);
+    let file = put(&volume, root, b"file", &[1; 400_000]);
+    volume.forget(file, 1);
+    let made = volume.create_snapshot(root, b"one").unwrap();
+    volume.hold_snapshot(FIRST, b"one", true).unwrap();
+    assert!(volume.snapshot_named(FIRST, b"one").unwrap().is_held);
+    assert!(matches!(volume.delete_snapshot(FIRST, b"one"), Err(Error::Busy)));
+    volume.hold_snapshot(FIRST, b"one", false).unwrap();
+    volume.unlink(root, b"file").unwrap();
+    assert!(used(&volume) > before + 98);
+    let usage = volume.snapshot_usage(FIRST).unwrap();
+    assert_eq!((usage.len(), usage[0].generation), (1, made.generation));
+    assert!((98..120).contains(&usage[0].unique_blocks), "{usage:?}");
+    let file = volume.lookup(made.root, b"file").unwrap().inode;
+    volume.delete_snapshot(FIRST, b"one").unwrap();
+    let mut content = Vec::new();
+    assert!(matches!(volume.read(file, 0, 100, &mut content), Err(Error::Stale)));
+    assert!(matches!(volume.lookup(made.root, b"file"), Err(Error::Stale)));
+    assert!(matches!(volume.delete_snapshot(FIRST, b"one"), Err(Error::NotFound)));
+    assert_eq!(used(&volume), before);
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_subvolume_with_snapshots_can_not_be_removed() {
+    let device = device();
+    let volume = open(&device);
+    let root = volume.root();
+    let sub = volume.create_subvolume(root, b"sub", &DIRECTORY).unwrap().inode;
+    let (id, _) = volume.subvolume_of(sub).unwrap();
+    put(&volume, sub, b"file", &[1; 40_000]);
+    volume.create_snapshot(sub, b"one").unwrap();
+    assert!(matches!(volume.remove_subvolume(root, b"sub"), Err(Error::Busy)));
+    volume.unlink(sub, b"file").unwrap();
+    volume.delete_snapshot(id, b"one").unwrap();
+    volume.remove_subvolume(root, b"sub").unwrap();
+    volume.close().unwrap();
+}
+
+type Content = BTreeMap<(u64, u64), Vec<u8>>;
+
+/// A volume, and what its files and those of its snapshots must contain.
+struct History {
+    random: Seeded,
+    device: Arc<MemoryDevice>,
+    volume: Volume,
+    directories: Vec<InodeId>,
+    files: Content,
+    snapshots: BTreeMap<u64, Content>,
+    next_name: u64,
+}
+
+fn directory_name(index: u64) -> Vec<u8> {
+    format!("directory-{index}").into_bytes()
+}
+
+fn file_name(index: u64) -> Vec<u8> {
+    format!("file-with-a-name-of-some-length-{index}").into_bytes()
+}
+
+impl History {
+    const DIRECTORIES: u64 = 3;
+
+    fn new(seed: u64) -> Self {
+        let device = device();
+        let volume = open(&device);
+        let directories = (0..Self::DIRECTORIES)
+            .map(|index| {
+                let name = directory_name(index);
+                volume.create(volume.root(), &name, &DIRECTORY).unwrap().inode
+            })
+            .collect();
+        volume.sync().unwrap();
+        let (files, snapshots) = Default::default();
+        let random = Seeded::new(seed);
+        Self { random, device, volume, directories, files, snapshots, next_name: 0 }
+    }
+
+    /// `is_clean` makes it a crash after an fsync instead.
+    fn open_again(&mut self, is_clean: bool) {
+        self.volume.sync().unwrap();
+        if is_clean {
+            self.volume.close().unwrap();
+        }
+        self.volume = open(&self.device);
+        let root = self.volume.root();
+        self.directories = (0..Self::DIRECTORIES)
+            .map(|index| self.volume.lookup(root, &directory_name(index)).unwrap().inode)
+            .collect();
+    }
+
+    fn change_a_file(&mut self) {
+        let (directory, name) = (self.random.below(Self::DIRECTORIES), self.random.below(40));
+        let parent = self.directories[directory as usize];
+        let (volume, key) = (&self.volume, (directory, name));
+        let name = file_name(name);
+        if !self.files.contains_key(&key) {
+            let inode = volume.create(parent, &name, &FILE).unwrap().inode;
+            volume.forget(inode, 1);
+            self.files.insert(key, Vec::new());
+        }
+        let inode = volume.lookup(parent, &name).unwrap().inode;
+        let content = self.files.get_mut(&key).unwrap();
+        let offset = self.random.below(60_000) as usize;
+        let length_max = if self.random.below(3) == 0 { 40_000 } else { 300 };
+        let length = 1 + self.random.below(length_max) as usize;
+        let byte = self.random.below(255) as u8 + 1;
+        match self.random.below(12) {
+            0 => {
+                volume.unlink(parent, &name).unwrap();
+                self.files.remove(&key);
+            }
+            1 => {
+                let change =
+                    AttributeChange { size: Some(offset as u64), ..AttributeChange::default() };
+                volume.set_attributes(inode, &change).unwrap();
+                content.resize(offset, 0);
+            }
+            2 => {
+                let keep_size = self.random.below(2) == 0;
+                volume
+                    .allocate(
+                        inode,
+                        offset as u64,
+                        length as u64,
+                        AllocateMode::Allocate { keep_size },
+                    )
+                    .unwrap();
+                if !keep_size && content.len() < offset + length {
+                    content.resize(offset + length, 0);
+                }
+            }
+            3 => {
+                let mode = AllocateMode::PunchHole;
+                volume.allocate(inode, offset as u64, length as u64, mode).unwrap();
+                let end = content.len().min(offset + length);
+                if offset < end {
+                    content[offset..end].fill(0);
+                }
+            }
+            4 => {
+                let to = (self.random.below(Self::DIRECTORIES), self.random.below(40));
+                if to != key {
+                    let new = self.directories[to.0 as usize];
+                    volume
+                        .rename(parent, &name, new, &file_name(to.1), RenameMode::Replace)
+                        .unwrap();
+                    let content = self.files.remove(&key).unwrap();
+                    self.files.insert(to, content);
+                }
+            }
+            _ => {
+                volume.write(inode, offset as u64, &vec![byte; length]).unwrap();
+                if content.len() < offset + length {
+                    content.resize(offset + length, 0);
+                }
+                content[offset..offset + length].fill(byte);
+            }
+        }
+        if self.random.below(6) == 0 {
+            self.volume.fsync_blocking(inode, FsyncKind::Full).unwrap();
+        }
+        self.volume.forget(inode, 1);
+    }
+
+    fn take_snapshot(&mut self) {
+        let name = self.next_name;
+        self.next_name += 1;
+        let made = self.volume.create_snapshot(self.volume.root(), &file_name(name)).unwrap();
+        self.snapshots.insert(name, self.files.clone());
+        self.compare(made.root, &self.files);
+    }
+
+    fn delete_snapshot(&mut self) {
+        let count = self.snapshots.len() as u64;
+        if count > 0 {
+            let at = self.random.below(count) as usize;
+            let name = *self.snapshots.keys().nth(at).unwrap();
+            self.volume.delete_snapshot(FIRST, &file_name(name)).unwrap();
+            self.snapshots.remove(&name);
+        }
+    }
+
+    fn compare(&self, root: InodeId, files: &Content) {
+        let volume = &self.volume;
+        let mut found = 0;
+        for directory in 0..Self::DIRECTORIES {
+            let parent = volume.lookup(root, &directory_name(directory)).unwrap().inode;
+            let mut names = Vec::new();
+            volume
+                .read_directory(parent, 0, &mut |item| {
+                    names.push(item.name.to_vec());
+                    true
+                })
+                .unwrap();
+            found += names.len();
+            volume.forget(parent, 1);
+        }
+        assert_eq!(found, files.len());
+        for ((directory, name), content) in files {
+            let parent = volume.lookup(root, &directory_name(*directory)).unwrap().inode;
+            let got = get(volume, parent, &file_name(*name)).unwrap();
+            assert_eq!(got.len(), content.len(), "{directory}/{name}");
+            let wrong = got.iter().zip(content).position(|(got, wanted)| got != wanted);
+            assert_eq!(wrong, None, "{directory}/{name}");
+            volume.forget(parent, 1);
+        }
+    }
+
+    fn compare_all(&self) {
+        self.compare(self.volume.root(), &self.files);
+        let found = self.volume.snapshots(FIRST);
+        let found = if self.next_name == 0 { Vec::new() } else { found.unwrap() };
+        assert_eq!(found.len(), self.snapshots.len());
+        for (info, (name, files)) in found.iter().zip(&self.snapshots) {
+            assert_eq!(info.name, file_name(*name));
+            self.compare(info.root, files);
+        }
+    }
+}
+
+#[test]
+fn random_histories_keep_their_snapshots() {
+    let seed = std::env::var("CAIRN_SEED").map_or(1, |seed| seed.parse().unwrap());
+    for run in 0..12 {
+        eprintln!("seed {seed}, run {run}");
+        let mut history = History::new(seed * 1000 + run);
+        let mut before = None;
+        if run % 2 == 0 {
+            history.volume.create_snapshot(history.volume.root(), b"first").unwrap();
+            history.volume.delete_snapshot(FIRST, b"first").unwrap();
+            before = Some((used(&history.volume), history.volume.space().inodes));
+        }
+        for step in 0..300 {
+            match history.random.below(40) {
+                0 | 1 => history.take_snapshot(),
+                2 => history.delete_snapshot(),
+                3 => history.volume.commit().unwrap(),
+                4 if history.random.below(3) == 0 => history.open_again(step % 2 == 0),
+                5 => history.volume.sync().unwrap(),
+                6 => history.compare_all(),
+                _ => history.change_a_file(),
+            }
+        }
+        history.compare_all();
+        history.open_again(false);
+        history.compare_all();
+        while !history.snapshots.is_empty() {
+            history.delete_snapshot();
+            history.compare_all();
+        }
+        let files = std::mem::take(&mut history.files);
+        for (directory, name) in files.into_keys() {
+            let parent = history.directories[directory as usize];
+            history.volume.unlink(parent, &file_name(name)).unwrap();
+        }
+        history.compare_all();
+        if let Some(before) = before {
+            let now = (used(&history.volume), history.volume.space().inodes);
+            assert_eq!(now, before, "blocks in use, and inodes");
+        }
+        history.volume.close().unwrap();
+    }
+}
