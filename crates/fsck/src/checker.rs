@@ -4,12 +4,13 @@ use crate::file_tree::FileTree;
 use crate::overlay::Counters;
 use crate::reader::Reader;
 use crate::report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics};
+use crate::snapshots::Snapshots;
 use crate::superblocks::Superblocks;
 use crate::{CheckOptions, FsckError};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, Generation, Key, NodePointer, SubvolumeItem, Superblock, TREE_FILES,
-    TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
+    BLOCK_SIZE, BlockNumber, Generation, Key, NodePointer, SubvolumeItem, Superblock, TREE_DEAD,
+    TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
 };
 use std::collections::{BTreeMap, HashSet};
 
@@ -76,7 +77,11 @@ pub(crate) struct Checker<'a> {
     pub(crate) trees: BTreeMap<TreeId, FileTree>,
     /// From pass `Trees`: the items of the subvolumes.
     pub(crate) subvolumes: BTreeMap<TreeId, SubvolumeItem>,
-    /// From pass `Trees`: blocks that the superblock's trees refer to.
+    /// From passes `Trees` and `Snapshots`: snapshots, and what is kept for them.
+    pub(crate) snapshots: Snapshots,
+    /// The snapshot that is being checked; findings are about it, and belong to pass `Snapshots`.
+    pub(crate) in_snapshot: Option<String>,
+    /// From pass `Trees`: blocks that the superblock's trees and dead runs refer to.
     pub(crate) referenced: BlockSet,
     /// From pass `Trees`: nodes that could not be used, with the keys that they may have held.
     pub(crate) lost_nodes: Vec<LostNode>,
@@ -119,6 +124,8 @@ impl<'a> Checker<'a> {
             counters: Counters::new(&superblock),
             trees: BTreeMap::from([(TREE_FILES, FileTree::new(TREE_FILES))]),
             subvolumes: BTreeMap::new(),
+            snapshots: Snapshots::default(),
+            in_snapshot: None,
             superblock,
             superblocks,
             report,
@@ -137,6 +144,10 @@ impl<'a> Checker<'a> {
 
     /// Records a finding that no change of a single block repairs.
     pub(crate) fn found(&mut self, finding: Finding) {
+        let finding = match &self.in_snapshot {
+            Some(snapshot) => finding.in_snapshot(snapshot),
+            None => finding,
+        };
         self.needs_rebuild |= finding.severity == Severity::Error && finding.pass != PassId::Data;
         let finding = match (self.options.repair, finding.severity) {
             (true, Severity::Error) if finding.pass == PassId::Data => {
@@ -203,8 +214,10 @@ impl<'a> Checker<'a> {
 
     /// Whether a volume with these features may have a tree with this id besides the root tree.
     pub(crate) fn has_items_in(&self, tree: TreeId) -> bool {
-        let has_subvolumes = self.superblock.features.has_subvolumes();
-        self.may_have_files_in(tree) || (has_subvolumes && tree == TREE_SUBVOLUMES)
+        let features = &self.superblock.features;
+        self.may_have_files_in(tree)
+            || (features.has_subvolumes() && tree == TREE_SUBVOLUMES)
+            || (features.has_snapshots() && tree == TREE_DEAD)
     }
 
     /// Whether replay changes nothing.

@@ -1,16 +1,19 @@
 //! Pass `Data`: reads all data in device order, and compares it with the checksums in the extents.
 //!
 //! Extents come in file order. The pass collects as many as fit into a fixed amount of memory,
-//! sorts them by block, and reads neighbours together.
+//! sorts them by block, and reads neighbours together. What only snapshots have comes last; blocks
+//! that several of them have are read once.
 use crate::FsckError;
+use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
 use crate::object::ObjectId;
-use crate::reader::read_data;
+use crate::reader::{NODES_PER_READ, read_data};
 use crate::report::{Finding, PassId, Severity, Structure};
+use crate::snapshots;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, InodeNumber, ItemKind, TREE_FILES,
-    TreeId, checksum,
+    BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, Generation, InodeNumber, ItemKind,
+    Key, TREE_FILES, TreeId, checksum,
 };
 
 /// Checksums held at once: those of 16 GiB of data, 16 MiB of memory.
@@ -25,6 +28,8 @@ struct ExtentToVerify {
     object: ObjectId,
     file_block: u64,
     checksums_at: usize,
+    /// The snapshot, if the object is in one.
+    snapshot: Option<Generation>,
 }
 
 struct DataPass<'c, 'a> {
@@ -33,18 +38,23 @@ struct DataPass<'c, 'a> {
     tree: TreeId,
     pieces: Vec<ExtentToVerify>,
     checksums: Vec<u32>,
+    /// Blocks verified so far, if snapshots may have the same ones.
+    verified: Option<BlockSet>,
 }
 
 /// Runs the pass.
 pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let trees = checker.take_trees();
     let reader = checker.reader;
-    let mut pass =
-        DataPass { checker, tree: TREE_FILES, pieces: Vec::new(), checksums: Vec::new() };
+    let has_snapshots = checker.superblock.features.has_snapshots();
+    let verified = has_snapshots.then(|| BlockSet::new(reader.blocks_present()));
+    let (pieces, checksums) = (Vec::new(), Vec::new());
+    let mut pass = DataPass { checker, tree: TREE_FILES, pieces, checksums, verified };
     let visited = trees.values().try_for_each(|tree| {
         pass.tree = tree.id;
         visit(&reader, tree, &mut pass)
     });
+    let visited = visited.and_then(|()| pass.visit_snapshots());
     pass.verify_batch();
     checker.trees = trees;
     visited
@@ -55,21 +65,11 @@ impl Visitor for DataPass<'_, '_> {
         if item.key.kind != ItemKind::Extent as u8 {
             return Ok(());
         }
-        // An earlier pass has reported extents that can't be decoded or lie outside.
-        let Ok(extent) = Extent::decode(item.value) else { return Ok(()) };
-        if extent.kind != ExtentKind::Data || !self.checker.reader.contains(extent.range()) {
-            return Ok(());
-        }
-        self.pieces.push(ExtentToVerify {
-            start: extent.start.0,
-            blocks: extent.blocks,
-            object: ObjectId { subvolume: self.tree, inode: InodeNumber(item.key.inode) },
-            file_block: item.key.offset,
-            checksums_at: self.checksums.len(),
-        });
-        self.checksums.extend_from_slice(&extent.checksums);
-        if self.checksums.len() >= CHECKSUMS_MAX {
-            self.verify_batch();
+        if let Some(extent) = self.readable(item.value) {
+            if let Some(verified) = &mut self.verified {
+                verified.insert(extent.range());
+            }
+            self.add(item.key, &extent, None);
         }
         Ok(())
     }
@@ -78,6 +78,67 @@ impl Visitor for DataPass<'_, '_> {
 }
 
 impl DataPass<'_, '_> {
+    /// The extent, if it has data that can be read. An earlier pass has reported extents that can't
+    /// be decoded or lie outside.
+    fn readable(&self, value: &[u8]) -> Option<Extent> {
+        let extent = Extent::decode(value).ok()?;
+        let has_data = extent.kind == ExtentKind::Data;
+        (has_data && self.checker.reader.contains(extent.range())).then_some(extent)
+    }
+
+    fn add(&mut self, key: Key, extent: &Extent, snapshot: Option<Generation>) {
+        self.pieces.push(ExtentToVerify {
+            start: extent.start.0,
+            blocks: extent.blocks,
+            object: ObjectId { subvolume: self.tree, inode: InodeNumber(key.inode) },
+            file_block: key.offset,
+            checksums_at: self.checksums.len(),
+            snapshot,
+        });
+        self.checksums.extend_from_slice(&extent.checksums);
+        if self.checksums.len() >= CHECKSUMS_MAX {
+            self.verify_batch();
+        }
+    }
+
+    /// Adds the extents of snapshots, as far as their blocks have not been verified.
+    fn visit_snapshots(&mut self) -> Result<(), FsckError> {
+        let leaves = std::mem::take(&mut self.checker.snapshots.leaves);
+        for chunk in leaves.chunks(NODES_PER_READ) {
+            let blocks: Vec<BlockNumber> = chunk.iter().map(|leaf| leaf.block).collect();
+            for (leaf, node) in chunk.iter().zip(self.checker.reader.nodes(&blocks)) {
+                let node = node.map_err(|_| FsckError::Changed { block: leaf.block.0 })?;
+                self.tree = leaf.subvolume;
+                let extents = node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
+                for (key, value) in extents {
+                    if let Some(extent) = self.readable(value) {
+                        self.add_rest(key, &extent, leaf.generation);
+                    }
+                }
+            }
+        }
+        self.checker.snapshots.leaves = leaves;
+        Ok(())
+    }
+
+    /// Adds those parts of an extent that have not been verified.
+    fn add_rest(&mut self, key: Key, extent: &Extent, snapshot: Generation) {
+        let Some(verified) = &mut self.verified else { return };
+        let is_new: Vec<bool> =
+            extent.range().range().map(|block| !verified.contains(block)).collect();
+        verified.insert(extent.range());
+        let mut at = 0;
+        for run in is_new.chunk_by(|one, other| one == other) {
+            let blocks = run.len() as u64;
+            if run[0] {
+                let part = extent.slice(at, blocks);
+                let key = Key { offset: key.offset + at, ..key };
+                self.add(key, &part, Some(snapshot));
+            }
+            at += blocks;
+        }
+    }
+
     fn verify_batch(&mut self) {
         let mut pieces = std::mem::take(&mut self.pieces);
         pieces.sort_unstable_by_key(|piece| piece.start);
@@ -140,8 +201,20 @@ impl DataPass<'_, '_> {
 
     fn found(&mut self, piece: &ExtentToVerify, index: u64, problem: String) {
         let problem = format!("file block {}: {problem}", piece.file_block + index);
-        let finding = Finding::new(PassId::Data, Severity::Error, Structure::Data, problem);
-        self.checker.found(finding.at(piece.start + index).of(piece.object));
+        let new = |problem| {
+            let finding = Finding::new(PassId::Data, Severity::Error, Structure::Data, problem);
+            finding.at(piece.start + index)
+        };
+        let Some(generation) = piece.snapshot else {
+            self.checker.found(new(problem).of(piece.object));
+            return;
+        };
+        let ObjectId { subvolume, inode } = piece.object;
+        let of = self.checker.snapshots.of.get(&subvolume);
+        let snapshot = of.and_then(|of| of.snapshots.get(&generation));
+        let shown = snapshot.map_or_else(String::new, |item| snapshots::shown(item, generation));
+        let finding = new(format!("{shown}, inode {inode}, {problem}"));
+        self.checker.found(finding.in_subvolume(subvolume));
     }
 }
 

@@ -17,6 +17,8 @@ const NANOSECONDS: u32 = 1_000_000_000;
 pub(crate) struct GroupRules {
     pub(crate) hash_seed: [u8; 16],
     pub(crate) generation_max: Generation,
+    /// Whether an extent may have been written later than its blocks were allocated.
+    pub(crate) has_long_extents: bool,
 }
 
 /// An xattr whose value continues in parts.
@@ -226,6 +228,10 @@ impl FileGroup {
     fn extent_place(&self, key: Key, extent: &Extent) -> Checked {
         self.file_type_is(FileType::Regular, "an extent")?;
         self.generation("an extent", extent.generation)?;
+        self.generation("the data of an extent", extent.written)?;
+        require(self.rules.has_long_extents || extent.written == extent.generation, || {
+            "an extent with a longer head on a volume without snapshots".into()
+        })?;
         require(key.offset >= self.extents_end, || {
             format!("begins at file block {}, inside the extent before it", key.offset)
         })?;

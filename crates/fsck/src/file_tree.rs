@@ -5,7 +5,7 @@
 use crate::names::{InodeFacts, NameFacts};
 use crate::object::ObjectId;
 use crate::overlay::TreeChanges;
-use cairn_format::{BlockNumber, InodeNumber, Key, TreeId};
+use cairn_format::{BlockNumber, BlockRange, Generation, InodeNumber, Key, TreeId};
 use std::collections::HashMap;
 
 /// An entry that names a subvolume.
@@ -32,7 +32,7 @@ pub(crate) struct FileTree {
     pub(crate) leaf_bounds: Vec<Key>,
     /// From pass `Trees`: extents, in the superblock's trees, of the inodes whose extents the log
     /// changes.
-    pub(crate) earlier_extents: HashMap<u64, Vec<(u64, u64)>>,
+    pub(crate) earlier_extents: HashMap<u64, Vec<(BlockRange, Generation)>>,
     /// From pass `Items`: inodes, ascending.
     pub(crate) inodes: Vec<InodeFacts>,
     /// From pass `Items`: directory entries that name inodes.

@@ -8,9 +8,10 @@ use crate::file_tree::{FileTree, SubvolumeName};
 use crate::item_stream::{Item, ItemOrigin, Visitor, visit};
 use crate::names::{InodeFacts, NameFacts, find_inode};
 use crate::report::{Finding, PassId, Severity, Structure};
+use crate::snapshots::SubvolumeSnapshots;
 use cairn_format::{
-    EntryTarget, Extent, ExtentKind, FileType, INODE_FIRST, INODE_NUMBER_END, INODE_ORPHANS,
-    INODE_ROOT, ItemKind, OrphanKind, decode_orphan,
+    EntryTarget, Extent, ExtentKind, FileType, Generation, INODE_FIRST, INODE_NUMBER_END,
+    INODE_ORPHANS, INODE_ROOT, ItemKind, OrphanKind, decode_orphan,
 };
 use std::collections::BTreeMap;
 
@@ -19,33 +20,60 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let reader = checker.reader;
     let changed = !checker.log_is_empty();
     let mut after_replay = changed.then(|| BlockSet::new(reader.blocks_present()));
+    let rules = GroupRules {
+        hash_seed: checker.superblock.hash_seed,
+        generation_max: checker.counters.generation_max,
+        has_long_extents: checker.superblock.features.has_snapshots(),
+    };
     let mut trees = checker.take_trees();
     let leaves_all = trees.values().map(|tree| tree.leaves.len() as u64).sum();
     let mut leaves_done = 0;
     for tree in trees.values_mut() {
-        let mut pass = ItemsPass {
-            rules: GroupRules {
-                hash_seed: checker.superblock.hash_seed,
-                generation_max: checker.counters.generation_max,
-            },
-            leaves: (leaves_done, leaves_all),
-            after_replay: &mut after_replay,
-            group: None,
-            orphans: BTreeMap::new(),
-            inodes: Vec::new(),
-            names: Vec::new(),
-            subvolume_names: Vec::new(),
-            checker,
-            tree,
-        };
-        visit(&reader, pass.tree, &mut pass)?;
-        pass.finish_group();
-        pass.finish();
-        let ItemsPass { inodes, names, subvolume_names, .. } = pass;
-        (tree.inodes, tree.names, tree.subvolume_names) = (inodes, names, subvolume_names);
+        let leaves = (leaves_done, leaves_all);
+        check_tree(checker, tree, rules, leaves, &mut after_replay)?;
         leaves_done += tree.leaves.len() as u64;
     }
     checker.trees = trees;
+    Ok(())
+}
+
+/// The pass within the tree of a snapshot, of which nothing is in the log.
+pub(crate) fn check_snapshot(
+    checker: &mut Checker<'_>,
+    tree: &mut FileTree,
+    generation: Generation,
+) -> Result<(), FsckError> {
+    let hash_seed = checker.superblock.hash_seed;
+    let rules = GroupRules { hash_seed, generation_max: generation, has_long_extents: true };
+    let leaves = (0, tree.leaves.len() as u64);
+    check_tree(checker, tree, rules, leaves, &mut None)
+}
+
+fn check_tree(
+    checker: &mut Checker<'_>,
+    tree: &mut FileTree,
+    rules: GroupRules,
+    leaves: (u64, u64),
+    after_replay: &mut Option<BlockSet>,
+) -> Result<(), FsckError> {
+    let reader = checker.reader;
+    let mut pass = ItemsPass {
+        rules,
+        leaves,
+        after_replay,
+        group: None,
+        orphans: BTreeMap::new(),
+        inodes: Vec::new(),
+        names: Vec::new(),
+        subvolume_names: Vec::new(),
+        checker,
+        tree,
+    };
+    visit(&reader, pass.tree, &mut pass)?;
+    pass.finish_group();
+    pass.finish();
+    let ItemsPass { inodes, names, subvolume_names, .. } = pass;
+    (tree.inodes, tree.names, tree.subvolume_names) = (inodes, names, subvolume_names);
     Ok(())
 }
 
@@ -193,7 +221,7 @@ impl ItemsPass<'_, '_> {
     ///
     /// Blocks that a transaction frees are not allocated again before it is committed. So the
     /// superblock's trees don't refer to the blocks of an extent from the log, unless it is a part
-    /// of an earlier extent of the same file.
+    /// of an earlier extent of the same file. If a snapshot has that one, its birth stays.
     fn claim_extent(&mut self, item: &Item<'_>, extent: &Extent) -> Result<(), String> {
         let statistics = &mut self.checker.report.statistics;
         statistics.extents += 1;
@@ -215,12 +243,23 @@ impl ItemsPass<'_, '_> {
         if matches!(item.origin, ItemOrigin::Log(_)) {
             let earlier =
                 self.tree.earlier_extents.get(&item.key.inode).map_or(&[][..], Vec::as_slice);
-            let own = |block| earlier.iter().any(|&(start, end)| (start..end).contains(&block));
-            if let Some(block) =
-                range.range().find(|&block| self.checker.referenced.contains(block) && !own(block))
-            {
+            let own = |block| {
+                let mut earlier = earlier.iter();
+                earlier.find(|(range, _)| range.range().contains(&block)).map(|(_, birth)| *birth)
+            };
+            let in_use = || range.range().filter(|block| self.checker.referenced.contains(*block));
+            if let Some(block) = in_use().find(|block| own(*block).is_none()) {
                 return Err(format!(
                     "block {block} belongs to something else in the superblock's trees"
+                ));
+            }
+            let of = self.checker.snapshots.of.get(&self.tree.id);
+            let boundary = of.map_or(Generation(0), SubvolumeSnapshots::boundary);
+            let changed = |birth: &Generation| *birth <= boundary && *birth != extent.generation;
+            if let Some(birth) = in_use().filter_map(own).find(changed) {
+                return Err(format!(
+                    "it is born {} and has blocks born {birth}, which a snapshot has",
+                    extent.generation
                 ));
             }
         }

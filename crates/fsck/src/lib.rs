@@ -50,6 +50,7 @@ mod reader;
 mod repair;
 mod report;
 mod second_try;
+mod snapshots;
 mod subvolumes;
 mod superblocks;
 mod tree_reader;
@@ -183,6 +184,10 @@ mod repair_tests;
 #[cfg(test)]
 mod salvage_tests;
 #[cfg(test)]
+mod snapshot_tests;
+#[cfg(test)]
 mod subvolume_tests;
+#[cfg(test)]
+mod test_snapshots;
 #[cfg(test)]
 mod test_volume;

@@ -31,6 +31,13 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     Ok(())
 }
 
+/// The names of a snapshot's tree, after pass `Items`.
+pub(crate) fn check_snapshot(checker: &mut Checker<'_>, tree: &mut FileTree) {
+    tree.names.sort_unstable();
+    let inodes = tree.inodes.len();
+    check_tree(checker, tree, (0, inodes));
+}
+
 /// The names of one tree. Before it, `done` inodes of `all` were checked.
 fn check_tree(checker: &mut Checker<'_>, tree: &FileTree, (done, all): (usize, usize)) {
     check_entries(checker, tree);

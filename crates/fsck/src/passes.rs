@@ -1,7 +1,7 @@
 //! The table of passes, and the loop that runs them.
 use crate::checker::Checker;
 use crate::report::{Finding, PassId, Severity, Structure};
-use crate::{FsckError, bitmaps, data, items, log, namespace, superblocks, trees};
+use crate::{FsckError, bitmaps, data, items, log, namespace, snapshots, superblocks, trees};
 
 /// One pass.
 struct Pass {
@@ -12,20 +12,26 @@ struct Pass {
     run: fn(&mut Checker<'_>) -> Result<(), FsckError>,
 }
 
-const PASSES: [Pass; 7] = [
+const PASSES: [Pass; 8] = [
     Pass { id: PassId::Superblocks, needs: &[], run: superblocks::check },
     Pass { id: PassId::Log, needs: &[], run: log::check },
     Pass { id: PassId::Trees, needs: &[], run: trees::check },
     Pass { id: PassId::Items, needs: &[], run: items::check },
     Pass { id: PassId::Namespace, needs: &[PassId::Log, PassId::Trees], run: namespace::check },
     Pass { id: PassId::Bitmaps, needs: &[PassId::Trees], run: bitmaps::check },
+    Pass { id: PassId::Snapshots, needs: &[], run: snapshots::check },
     Pass { id: PassId::Data, needs: &[], run: data::check },
 ];
 
 /// Runs all passes in order.
 pub(crate) fn run(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     for pass in &PASSES {
-        if pass.id == PassId::Data && !checker.options.data {
+        let is_wanted = match pass.id {
+            PassId::Data => checker.options.data,
+            PassId::Snapshots => checker.superblock.features.has_snapshots(),
+            _ => true,
+        };
+        if !is_wanted {
             continue;
         }
         if let Some(&damaged) = pass.needs.iter().find(|&&needed| checker.has_errors(needed)) {

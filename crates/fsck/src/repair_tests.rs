@@ -131,7 +131,8 @@ fn of_extents_that_overlap_each_file_block_is_kept_once() {
     };
     let (older, newer) = (extent(&volume, 0), extent(&volume, 3));
     let damaged = Extent { checksums: vec![1; 3], ..extent(&volume, 6) };
-    let older = Extent { generation: Generation(newer.generation.0 - 1), ..older };
+    let generation = Generation(newer.generation.0 - 1);
+    let older = Extent { generation, written: generation, ..older };
     volume.items.insert(key(file, ItemKind::Extent, 0), older.encode());
     volume.items.insert(key(file, ItemKind::Extent, 6), damaged.encode());
     volume.write();

@@ -27,6 +27,8 @@ pub enum PassId {
     Bitmaps = 6,
     /// Checksums of data blocks.
     Data = 7,
+    /// The trees of snapshots, and what is kept for them.
+    Snapshots = 8,
 }
 
 impl fmt::Display for PassId {
@@ -39,6 +41,7 @@ impl fmt::Display for PassId {
             PassId::Namespace => "namespace",
             PassId::Bitmaps => "bitmaps",
             PassId::Data => "data",
+            PassId::Snapshots => "snapshots",
         })
     }
 }
@@ -159,6 +162,14 @@ impl Finding {
     }
     pub(crate) fn in_subvolume(self, subvolume: TreeId) -> Self {
         Self { subvolume: (subvolume != TREE_FILES).then_some(subvolume.0), ..self }
+    }
+    /// The same about what is in a snapshot, whose inodes have no paths.
+    pub(crate) fn in_snapshot(self, snapshot: &str) -> Self {
+        let problem = match self.inode {
+            Some(inode) => format!("{snapshot}, inode {inode}: {}", self.problem),
+            None => format!("{snapshot}: {}", self.problem),
+        };
+        Self { pass: PassId::Snapshots, inode: None, problem, ..self }
     }
     /// What it is about, if that has an inode.
     pub fn object(&self) -> Option<ObjectId> {

@@ -6,6 +6,7 @@ use crate::file_tree::FileTree;
 use crate::names::find_inode;
 use crate::object::ObjectId;
 use crate::report::{Finding, PassId, Severity, Structure};
+use crate::snapshots;
 use cairn_format::{
     Generation, INODE_ROOT, Key, Node, SubvolumeItem, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES,
     TreeId,
@@ -20,7 +21,14 @@ fn finding(pass: PassId, structure: Structure, problem: impl Into<String>) -> Fi
 pub(crate) fn add_items(checker: &mut Checker<'_>, leaf: &Node) {
     for (key, value) in leaf.items() {
         let id = TreeId(key.inode);
-        let problem = if !id.holds_files() || key != Key::subvolume(id) {
+        let of_snapshots = checker.superblock.features.has_snapshots() && id.holds_files();
+        let added = of_snapshots.then(|| snapshots::add_item(checker, key, value)).flatten();
+        let problem = if let Some(added) = added {
+            match added {
+                Ok(()) => continue,
+                Err(problem) => problem,
+            }
+        } else if !id.holds_files() || key != Key::subvolume(id) {
             "this item does not belong into the tree of subvolumes".to_owned()
         } else {
             match SubvolumeItem::decode(value) {
@@ -67,6 +75,7 @@ pub(crate) fn check_items(checker: &mut Checker<'_>) {
         for (id, problem) in problems_of_items(checker, all_known) {
             report(checker, id, problem);
         }
+        snapshots::check_items(checker, all_known);
     }
 }
 
@@ -156,6 +165,15 @@ fn problems_of_items(checker: &Checker<'_>, all_known: bool) -> Vec<(TreeId, Str
                 problems.push((id, format!("is in subvolume {parent}, which is being removed")));
             }
             Some(_) => {}
+        }
+    }
+    for (id, generation, number) in snapshots::numbers(checker) {
+        if let Some(other) = numbers.insert(number, id) {
+            let problem = format!(
+                "has a snapshot of {generation} with number {number}, which subvolume {other} or \
+                 one of its snapshots has too"
+            );
+            problems.push((id, problem));
         }
     }
     let circles = circles(items);

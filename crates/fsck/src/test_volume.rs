@@ -20,6 +20,14 @@ pub(crate) struct TestVolume {
     pub(crate) others: BTreeMap<TreeId, BTreeMap<Key, Vec<u8>>>,
     /// Items of the tree of subvolumes, which exists if the superblock says so.
     pub(crate) subvolumes: BTreeMap<TreeId, SubvolumeItem>,
+    /// Other items of that tree.
+    pub(crate) snapshots: BTreeMap<Key, Vec<u8>>,
+    /// Items of the tree of dead runs, which exists if the superblock says so.
+    pub(crate) dead: BTreeMap<Key, Vec<u8>>,
+    /// Trees that have been written.
+    pub(crate) written: BTreeMap<TreeId, NodePointer>,
+    /// Generation of new extents.
+    pub(crate) born: Generation,
     /// Blocks of all nodes, after `write`.
     pub(crate) nodes: Vec<BlockNumber>,
     /// Blocks marked used besides the nodes.
@@ -60,6 +68,10 @@ impl TestVolume {
             items: BTreeMap::new(),
             others: BTreeMap::new(),
             subvolumes: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            dead: BTreeMap::new(),
+            written: BTreeMap::new(),
+            born: Generation(3),
             nodes: Vec::new(),
             data: Vec::new(),
             next_data,
@@ -152,21 +164,26 @@ impl TestVolume {
         });
     }
 
-    /// Makes a subvolume with an empty root directory, and its name in a directory of the one whose
-    /// items these are, `parent`.
-    pub(crate) fn make_subvolume(&mut self, parent: TreeId, directory: u64, name: &str) -> TreeId {
-        let Superblock { volume, created_ns, next_tree: id, .. } = self.superblock;
-        self.superblock.features.incompatible |= Features::SUBVOLUMES;
-        self.superblock.next_tree = TreeId(id.0 + 1);
-        let first = SubvolumeItem {
+    /// The item of the first subvolume.
+    pub(crate) fn first_subvolume(&self) -> SubvolumeItem {
+        SubvolumeItem {
             parent: TREE_FILES,
             directory: INODE_ROOT,
             generation: Generation(0),
-            created_ns,
+            created_ns: self.superblock.created_ns,
             is_dying: false,
-            uuid: volume.0,
+            uuid: self.superblock.volume.0,
             number: 0,
-        };
+        }
+    }
+
+    /// Makes a subvolume with an empty root directory, and its name in a directory of the one whose
+    /// items these are, `parent`.
+    pub(crate) fn make_subvolume(&mut self, parent: TreeId, directory: u64, name: &str) -> TreeId {
+        let id = self.superblock.next_tree;
+        self.superblock.features.incompatible |= Features::SUBVOLUMES;
+        self.superblock.next_tree = TreeId(id.0 + 1);
+        let first = self.first_subvolume();
         self.subvolumes.insert(TREE_FILES, first);
         let (generation, directory) = (Generation(3), InodeNumber(directory));
         let uuid = [id.0 as u8; 16];
@@ -261,7 +278,7 @@ impl TestVolume {
                 self.write_block(BlockNumber(start.0 + block), &bytes);
             }
         }
-        Extent { start, blocks, kind, generation: Generation(3), written: Generation(3), checksums }
+        Extent { start, blocks, kind, generation: self.born, written: self.born, checksums }
     }
 
     pub(crate) fn link(&mut self, inode: u64, directory: u64, name: &str) {
@@ -315,10 +332,16 @@ impl TestVolume {
         if self.superblock.features.has_subvolumes() {
             let items = self.subvolumes.iter();
             let items = items.map(|(id, item)| (Key::subvolume(*id), item.encode().to_vec()));
-            trees.insert(TREE_SUBVOLUMES, items.collect());
+            trees.insert(TREE_SUBVOLUMES, items.chain(self.snapshots.clone()).collect());
+        }
+        if self.superblock.features.has_snapshots() {
+            trees.insert(TREE_DEAD, self.dead.clone());
         }
         let root_of = |(id, items): (TreeId, BTreeMap<Key, Vec<u8>>)| {
-            let root = self.write_tree(id, items.into_iter().collect());
+            let root = match self.written.get(&id) {
+                Some(root) => *root,
+                None => self.write_tree(id, items.into_iter().collect()),
+            };
             (Key::root(id), RootItem { root }.encode().to_vec())
         };
         trees.into_iter().map(root_of).collect()

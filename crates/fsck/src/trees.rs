@@ -8,41 +8,52 @@ use crate::checker::{Checker, LostNode};
 use crate::object::ObjectId;
 use crate::reader::NODES_PER_READ;
 use crate::report::{Finding, PassId, Severity, Structure};
+use crate::snapshots::dead_runs;
+use crate::snapshots::fingerprint::{Fingerprint, Subtree};
 use crate::subvolumes;
 use cairn_format::{
     BlockNumber, BlockRange, Extent, Generation, InodeNumber, ItemKind, Key, NODE_BLOCKS, Node,
-    NodePointer, RootItem, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId, node::LEVELS_MAX,
+    NodePointer, RootItem, TREE_DEAD, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
+    node::LEVELS_MAX,
 };
 
 /// What the parent says about a node.
 #[derive(Clone, Copy)]
-struct ExpectedNode {
-    tree: TreeId,
-    pointer: NodePointer,
-    /// Generation of the parent node, or of the superblock.
-    parent_generation: Generation,
+pub(crate) struct ExpectedNode {
+    pub(crate) tree: TreeId,
+    pub(crate) pointer: NodePointer,
+    /// Generation of the parent node, of the snapshot, or of the superblock.
+    pub(crate) parent_generation: Generation,
     /// Smallest key.
-    lower: Key,
+    pub(crate) lower: Key,
     /// A bound above all keys, if there is one.
-    upper: Option<Key>,
+    pub(crate) upper: Option<Key>,
     is_root: bool,
 }
 
 impl ExpectedNode {
-    fn root(tree: TreeId, pointer: NodePointer, parent_generation: Generation) -> Self {
+    pub(crate) fn root(tree: TreeId, pointer: NodePointer, parent_generation: Generation) -> Self {
         Self { tree, pointer, parent_generation, lower: Key::MIN, upper: None, is_root: true }
     }
 }
 
 /// Runs the pass.
 pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
+    checker.snapshots.needs_all_leaves = checker.options.data && !checker.log_is_empty();
     let mut walk = TreeWalk { checker, roots: Vec::new() };
     let superblock = &walk.checker.superblock;
     let root = ExpectedNode::root(TREE_ROOTS, superblock.root, superblock.generation);
     walk.visit_all(&[root]);
-    let roots = std::mem::take(&mut walk.roots);
-    let has_subvolumes = checker.superblock.features.has_subvolumes();
-    let needed = has_subvolumes.then_some(TREE_SUBVOLUMES).into_iter().chain([TREE_FILES]);
+    let mut roots = std::mem::take(&mut walk.roots);
+    // What the other trees refer to depends on the snapshots.
+    roots.sort_by_key(|root| root.tree != TREE_SUBVOLUMES);
+    for root in &roots {
+        checker.snapshots.add_root(root.tree, root.pointer);
+    }
+    let features = checker.superblock.features;
+    let of_subvolumes = features.has_subvolumes().then_some(TREE_SUBVOLUMES);
+    let of_snapshots = features.has_snapshots().then_some(TREE_DEAD);
+    let needed = of_subvolumes.into_iter().chain(of_snapshots).chain([TREE_FILES]);
     for tree in needed.filter(|tree| !roots.iter().any(|root| root.tree == *tree)) {
         checker.lost_nodes.push(LostNode::whole(tree));
         if !checker.has_errors(PassId::Trees) {
@@ -71,23 +82,26 @@ struct TreeWalk<'c, 'a> {
 
 impl TreeWalk<'_, '_> {
     /// Claims, reads and checks nodes, and all nodes below them.
-    fn visit_all(&mut self, expected: &[ExpectedNode]) {
+    fn visit_all(&mut self, expected: &[ExpectedNode]) -> Subtree {
+        let mut all = Subtree::NOTHING;
         for chunk in expected.chunks(NODES_PER_READ) {
             let claimed: Vec<ExpectedNode> =
                 chunk.iter().filter(|expected| self.claim_node(expected)).copied().collect();
             let addresses: Vec<BlockNumber> =
                 claimed.iter().map(|expected| expected.pointer.block).collect();
             let nodes = self.checker.reader.nodes(&addresses);
+            all.is_whole &= claimed.len() == chunk.len();
             for (expected, node) in claimed.iter().zip(nodes) {
-                match node {
+                all.add(match node {
                     Ok(node) => self.visit(expected, &node),
                     Err(problem) => self.damaged(expected, problem),
-                }
+                });
             }
         }
+        all
     }
 
-    fn damaged(&mut self, expected: &ExpectedNode, problem: impl Into<String>) {
+    fn damaged(&mut self, expected: &ExpectedNode, problem: impl Into<String>) -> Subtree {
         let is_roots = expected.tree == TREE_ROOTS;
         let lost = LostNode {
             tree: expected.tree,
@@ -99,6 +113,7 @@ impl TreeWalk<'_, '_> {
         self.checker.lost_nodes.push(lost);
         self.checker.doubtful_nodes.insert(expected.pointer.block.0);
         self.checker.found(finding(Structure::Node, problem).at(expected.pointer.block.0));
+        Subtree::LOST
     }
 
     /// Checks a pointer before it is followed.
@@ -130,17 +145,25 @@ impl TreeWalk<'_, '_> {
         true
     }
 
-    fn visit(&mut self, expected: &ExpectedNode, node: &Node) {
+    fn visit(&mut self, expected: &ExpectedNode, node: &Node) -> Subtree {
         if let Some(problem) = contradiction(expected, node) {
-            self.damaged(expected, format!("tree {}: {problem}", expected.tree));
-            return;
+            return self.damaged(expected, format!("tree {}: {problem}", expected.tree));
         }
-        let statistics = &mut self.checker.report.statistics;
-        statistics.nodes += 1;
+        let (range, generation) = (BlockRange::node(node.address()), node.generation());
+        self.checker.snapshots.add_reference(expected.tree, range, generation);
+        let mut subtree = Subtree::of_node(node);
+        self.checker.report.statistics.nodes += 1;
         if node.level() > 0 {
-            self.visit_all(&children(expected, node));
-            return;
+            subtree.add(self.visit_all(&children(expected, node)));
+        } else {
+            subtree.add(self.visit_leaf(expected, node));
         }
+        self.checker.snapshots.remember(node, subtree);
+        subtree
+    }
+
+    fn visit_leaf(&mut self, expected: &ExpectedNode, node: &Node) -> Subtree {
+        let statistics = &mut self.checker.report.statistics;
         statistics.leaves += 1;
         statistics.leaf_bytes_used += node.used_bytes() as u64;
         if node.count() == 0 && !expected.is_root {
@@ -148,10 +171,14 @@ impl TreeWalk<'_, '_> {
             let empty = Finding::new(PassId::Trees, Severity::Warning, Structure::Node, problem);
             self.checker.found(empty.at(expected.pointer.block.0));
         }
+        let mut extents = Subtree::NOTHING;
         match expected.tree {
             TREE_ROOTS => self.visit_root_items(node),
             TREE_SUBVOLUMES if self.checker.superblock.features.has_subvolumes() => {
                 subvolumes::add_items(self.checker, node);
+            }
+            TREE_DEAD if self.checker.superblock.features.has_snapshots() => {
+                dead_runs::add_items(self.checker, node);
             }
             id => {
                 if self.checker.may_have_files_in(id) {
@@ -159,7 +186,7 @@ impl TreeWalk<'_, '_> {
                     tree.leaves.push(node.address());
                     tree.leaf_bounds.push(expected.lower);
                 }
-                self.claim_extents(node);
+                extents = self.claim_extents(node);
             }
         }
         let (done, total) = (
@@ -167,6 +194,7 @@ impl TreeWalk<'_, '_> {
             self.checker.superblock.used_blocks,
         );
         self.checker.progress(PassId::Trees, done, total);
+        extents
     }
 
     fn visit_root_items(&mut self, node: &Node) {
@@ -201,7 +229,9 @@ impl TreeWalk<'_, '_> {
 
     /// Marks the blocks of a leaf's extents. Pass `Items` reports an extent that can't be decoded,
     /// unless the log replaces it: then that pass does not see it, but replay does.
-    fn claim_extents(&mut self, node: &Node) {
+    fn claim_extents(&mut self, node: &Node) -> Subtree {
+        let has_snapshots = self.checker.superblock.features.has_snapshots();
+        let mut extents = Subtree::NOTHING;
         for (key, value) in node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8) {
             let object = ObjectId { subvolume: node.tree(), inode: InodeNumber(key.inode) };
             let tree = self.checker.trees.get(&node.tree());
@@ -212,10 +242,19 @@ impl TreeWalk<'_, '_> {
                         format!("extent {key:?}, which the log replaces: {}", error.problem);
                     self.checker
                         .found(finding(Structure::Item, problem).at(node.address().0).of(object));
+                    extents.is_whole = false;
                     continue;
                 }
-                Err(_) => continue,
+                Err(_) => {
+                    extents.is_whole = false;
+                    continue;
+                }
             };
+            if has_snapshots {
+                let (range, birth) = (extent.range(), extent.generation);
+                self.checker.snapshots.add_reference(node.tree(), range, birth);
+                extents.references.add(Fingerprint::of(range, birth));
+            }
             let problem = if !self.checker.reader.contains(extent.range()) {
                 Some(format!("{} blocks at {} lie outside the volume", extent.blocks, extent.start))
             } else {
@@ -231,15 +270,21 @@ impl TreeWalk<'_, '_> {
             } else if let Some(tree) = self.checker.trees.get_mut(&node.tree())
                 && tree.changes.extent_inodes.contains(&key.inode)
             {
-                let blocks = (extent.start.0, extent.range().end().0);
-                tree.earlier_extents.entry(key.inode).or_default().push(blocks);
+                tree.earlier_extents
+                    .entry(key.inode)
+                    .or_default()
+                    .push((extent.range(), extent.generation));
             }
         }
+        if !extents.is_whole {
+            self.checker.snapshots.add_uncountable(node.tree());
+        }
+        extents
     }
 }
 
 /// What in `node` contradicts its parent.
-fn contradiction(expected: &ExpectedNode, node: &Node) -> Option<String> {
+pub(crate) fn contradiction(expected: &ExpectedNode, node: &Node) -> Option<String> {
     let pointer = &expected.pointer;
     if node.tree() != expected.tree {
         return Some(format!("belongs to tree {}", node.tree()));
@@ -263,7 +308,7 @@ fn contradiction(expected: &ExpectedNode, node: &Node) -> Option<String> {
 }
 
 /// What an inner node says about its children.
-fn children(expected: &ExpectedNode, node: &Node) -> Vec<ExpectedNode> {
+pub(crate) fn children(expected: &ExpectedNode, node: &Node) -> Vec<ExpectedNode> {
     (0..node.count())
         .map(|index| {
             let child = node.child(index);

@@ -1,0 +1,299 @@
+//! Pass `Snapshots`: the trees of the snapshots.
+//!
+//! Trees share nodes with each other and with their subvolume's, so each node is read once and
+//! remembered: the pass takes time for the different nodes, whatever the number of snapshots. Of a
+//! volume with few snapshots, each is then checked as a whole, like a subvolume.
+use super::fingerprint::{Fingerprint, Subtree};
+use super::{KnownNode, SnapshotLeaf, SubvolumeSnapshots, compare, dead_runs};
+use crate::FsckError;
+use crate::checker::Checker;
+use crate::file_tree::FileTree;
+use crate::reader::{NODES_PER_READ, Reader};
+use crate::report::{Finding, PassId, Severity, Structure};
+use crate::trees::{ExpectedNode, children, contradiction};
+use crate::{items, namespace};
+use cairn_format::{
+    BlockNumber, BlockRange, DirectoryEntry, Extent, Generation, INODE_ORPHANS, InodeItem,
+    ItemKind, Key, NODE_BLOCKS, Node, SnapshotItem, TreeId, XattrItem, decode_orphan,
+    node::LEVELS_MAX,
+};
+
+/// So many snapshots are checked as a whole.
+const CHECKED_WHOLE_MAX: usize = 64;
+/// For so many snapshots a block is named that contradicts the others.
+const EXAMPLES_MAX: usize = 16;
+
+/// Runs the pass.
+pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
+    let of = std::mem::take(&mut checker.snapshots.of);
+    let total: usize = of.values().map(|of| of.snapshots.len()).sum();
+    let (mut done, mut examples) = (0, EXAMPLES_MAX);
+    for (&id, of) in &of {
+        let mut kept = Fingerprint::default();
+        for (&generation, snapshot) in &of.snapshots {
+            let of_this = of.kept.get(&generation).copied().unwrap_or_default();
+            kept.add(of_this);
+            let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
+            let root = ExpectedNode::root(id, snapshot.root, generation);
+            let below = walk.visit_all(&[root]);
+            let mut is_damaged = !below.is_whole;
+            if is_damaged && !walk.found {
+                walk.report(None, Structure::Node, "nodes or items of its tree are damaged");
+            }
+            let is_known = is_known(checker, id, of);
+            if below.is_whole && is_known && below.references != kept {
+                let example = match examples.checked_sub(1) {
+                    Some(left) => {
+                        examples = left;
+                        compare::example(checker, id, of, generation)
+                    }
+                    None => None,
+                };
+                let (in_tree, kept) = (below.references.blocks, kept.blocks);
+                let mut problem = format!(
+                    "its tree refers to {in_tree} blocks, and {kept} are kept for it: they are \
+                     not the same"
+                );
+                if let Some(example) = example {
+                    problem = format!("{problem}; {example}");
+                }
+                let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
+                walk.report(None, Structure::Item, problem);
+                is_damaged = true;
+            }
+            if below.is_whole && total <= CHECKED_WHOLE_MAX {
+                is_damaged |= check_whole(checker, id, generation, snapshot)?;
+            }
+            if is_damaged {
+                checker.snapshots.damaged.insert((id, generation));
+            }
+            done += 1;
+            checker.progress(PassId::Snapshots, done, total as u64);
+        }
+    }
+    if total > CHECKED_WHOLE_MAX {
+        let problem = format!(
+            "there are {total} snapshots: names and counters within them were not compared"
+        );
+        let note = Finding::new(PassId::Snapshots, Severity::Note, Structure::Superblock, problem);
+        checker.found(note);
+    }
+    checker.snapshots.of = of;
+    Ok(())
+}
+
+/// Whether everything is known that is kept for the snapshots of a subvolume.
+fn is_known(checker: &Checker<'_>, id: TreeId, of: &SubvolumeSnapshots) -> bool {
+    let is_lost = checker.lost_nodes.iter().any(|lost| lost.concerns(id));
+    !is_lost && !of.is_uncountable && dead_runs::are_known(checker)
+}
+
+/// The beginning of each finding about a snapshot.
+pub(crate) fn shown(snapshot: &SnapshotItem, generation: Generation) -> String {
+    let name = crate::names::shown(&snapshot.name);
+    format!("snapshot \"{name}\" (of generation {generation})")
+}
+
+struct SnapshotWalk<'c, 'a> {
+    checker: &'c mut Checker<'a>,
+    id: TreeId,
+    generation: Generation,
+    snapshot: &'c SnapshotItem,
+    /// Whether something was reported about this snapshot.
+    found: bool,
+}
+
+impl SnapshotWalk<'_, '_> {
+    fn report(
+        &mut self,
+        block: Option<BlockNumber>,
+        structure: Structure,
+        problem: impl Into<String>,
+    ) {
+        self.found = true;
+        let problem = format!("{}: {}", shown(self.snapshot, self.generation), problem.into());
+        let finding = Finding::new(PassId::Snapshots, Severity::Error, structure, problem);
+        let finding = finding.in_subvolume(self.id);
+        self.checker.found(match block {
+            Some(block) => finding.at(block.0),
+            None => finding,
+        });
+    }
+
+    /// Checks nodes and all nodes below them.
+    fn visit_all(&mut self, expected: &[ExpectedNode]) -> Subtree {
+        let mut all = Subtree::NOTHING;
+        for chunk in expected.chunks(NODES_PER_READ) {
+            let mut unknown = Vec::new();
+            for expected in chunk {
+                let known = self.checker.snapshots.known.get(&expected.pointer.block.0).copied();
+                match (self.pointer_problem(expected), known) {
+                    (Some(problem), _) => {
+                        self.report(Some(expected.pointer.block), Structure::Node, problem);
+                        all.add(Subtree::LOST);
+                    }
+                    (None, Some(known)) => all.add(self.visit_known(expected, &known)),
+                    (None, None) => unknown.push(*expected),
+                }
+            }
+            let addresses: Vec<BlockNumber> =
+                unknown.iter().map(|expected| expected.pointer.block).collect();
+            let nodes = self.checker.reader.nodes(&addresses);
+            for (expected, node) in unknown.iter().zip(nodes) {
+                all.add(match node {
+                    Ok(node) => self.visit(expected, &node),
+                    Err(problem) => self.lost(expected, problem),
+                });
+            }
+        }
+        all
+    }
+
+    fn lost(&mut self, expected: &ExpectedNode, problem: impl Into<String>) -> Subtree {
+        self.report(Some(expected.pointer.block), Structure::Node, problem);
+        Subtree::LOST
+    }
+
+    /// What is wrong with a pointer, before it is followed.
+    fn pointer_problem(&self, expected: &ExpectedNode) -> Option<String> {
+        let (block, generation) = (expected.pointer.block, expected.pointer.generation);
+        let parent = expected.parent_generation;
+        if expected.pointer.level >= LEVELS_MAX {
+            Some(format!("the pointer to it says level {}", expected.pointer.level))
+        } else if !block.0.is_multiple_of(NODE_BLOCKS)
+            || !self.checker.reader.contains(BlockRange::node(block))
+        {
+            Some("a pointer to it leads outside the volume, or between nodes".to_string())
+        } else if generation > parent || generation.0 == 0 {
+            Some(format!("generation {generation} below a parent of generation {parent}"))
+        } else {
+            None
+        }
+    }
+
+    fn visit_known(&mut self, expected: &ExpectedNode, known: &KnownNode) -> Subtree {
+        let pointer = &expected.pointer;
+        let is_outside = known.below.keys.is_some_and(|(first, last)| {
+            first < expected.lower || expected.upper.is_some_and(|upper| last >= upper)
+        });
+        let KnownNode { tree, generation, level, below } = *known;
+        if (tree, generation, level) != (expected.tree, pointer.generation, pointer.level) {
+            let problem = format!(
+                "a node of tree {tree}, generation {generation} and level {level} where the \
+                 parent expects tree {}, generation {} and level {}",
+                expected.tree, pointer.generation, pointer.level
+            );
+            return self.lost(expected, problem);
+        }
+        if is_outside {
+            let (lower, upper) = (expected.lower, expected.upper);
+            return self.lost(expected, format!("a key lies outside {lower:?}..{upper:?}"));
+        }
+        below
+    }
+
+    fn visit(&mut self, expected: &ExpectedNode, node: &Node) -> Subtree {
+        if let Some(problem) = contradiction(expected, node) {
+            return self.lost(expected, problem);
+        }
+        let mut below = Subtree::of_node(node);
+        if node.level() > 0 {
+            below.add(self.visit_all(&children(expected, node)));
+        } else {
+            below.add(self.visit_leaf(node));
+        }
+        // Damage is reported once, for the first snapshot that has it.
+        self.checker.snapshots.insert_known(node, below);
+        below
+    }
+
+    fn visit_leaf(&mut self, leaf: &Node) -> Subtree {
+        let mut extents = Subtree::NOTHING;
+        for (key, value) in leaf.items() {
+            match checked_item(&self.checker.reader, key, value, leaf.generation()) {
+                Ok(Some(extent)) => {
+                    extents.references.add(Fingerprint::of(extent.range(), extent.generation));
+                }
+                Ok(None) => {}
+                Err(problem) => {
+                    let problem = format!("{key:?}: {problem}");
+                    self.report(Some(leaf.address()), Structure::Item, problem);
+                    extents.is_whole = false;
+                }
+            }
+        }
+        let (subvolume, generation, block) = (self.id, self.generation, leaf.address());
+        self.checker.snapshots.leaves.push(SnapshotLeaf { subvolume, generation, block });
+        extents
+    }
+}
+
+/// Decodes an item of a tree of files in a leaf of this generation. Returns it if it is an extent.
+fn checked_item(
+    reader: &Reader<'_>,
+    key: Key,
+    value: &[u8],
+    generation: Generation,
+) -> Result<Option<Extent>, String> {
+    let kind = ItemKind::from_u8(key.kind).filter(|kind| kind.is_of_files());
+    let kind = kind.ok_or("an item of this kind does not belong here")?;
+    if (kind == ItemKind::Orphan) != (key.inode == INODE_ORPHANS.0) {
+        return Err("an item of this kind does not belong here".into());
+    }
+    let decoded = match kind {
+        ItemKind::Inode => InodeItem::decode(value).map(drop),
+        ItemKind::DirectoryEntry => DirectoryEntry::decode(value).map(drop),
+        ItemKind::Xattr => XattrItem::decode(value).map(drop),
+        ItemKind::Orphan => decode_orphan(value).map(drop),
+        ItemKind::Extent => {
+            let extent = Extent::decode(value).map_err(|error| error.problem)?;
+            if !reader.contains(extent.range()) {
+                let (blocks, start) = (extent.blocks, extent.start);
+                return Err(format!("{blocks} blocks at {start} lie outside the volume"));
+            }
+            if extent.generation.0 == 0 || extent.written > generation {
+                return Err(format!(
+                    "an extent of generation {}, written in {}, in a leaf of {generation}",
+                    extent.generation, extent.written
+                ));
+            }
+            return Ok(Some(extent));
+        }
+        _ => Ok(()),
+    };
+    decoded.map(|()| None).map_err(|error| error.problem)
+}
+
+/// Checks inodes, names and counters of a snapshot whose nodes are whole. Returns whether there are
+/// errors.
+fn check_whole(
+    checker: &mut Checker<'_>,
+    id: TreeId,
+    generation: Generation,
+    snapshot: &SnapshotItem,
+) -> Result<bool, FsckError> {
+    let mut tree = FileTree::new(id);
+    let mut nodes = vec![snapshot.root];
+    // From the left: the last one is the next.
+    while let Some(pointer) = nodes.pop() {
+        if pointer.level == 0 {
+            tree.leaves.push(pointer.block);
+            tree.leaf_bounds.push(Key::MIN);
+            continue;
+        }
+        let changed = |_| FsckError::Changed { block: pointer.block.0 };
+        let node = checker.reader.node(pointer.block).map_err(changed)?;
+        let expected = ExpectedNode::root(id, pointer, generation);
+        nodes.extend(children(&expected, &node).iter().rev().map(|child| child.pointer));
+    }
+    let statistics = checker.report.statistics;
+    let before = checker.report.errors;
+    checker.in_snapshot = Some(shown(snapshot, generation));
+    items::check_snapshot(checker, &mut tree, generation)?;
+    if checker.report.errors == before {
+        namespace::check_snapshot(checker, &mut tree);
+    }
+    checker.in_snapshot = None;
+    checker.report.statistics = statistics;
+    Ok(checker.report.errors > before)
+}

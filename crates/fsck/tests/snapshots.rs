@@ -1,0 +1,248 @@
+//! Volumes with snapshots that the engine has written: in order after each crash, in the middle of
+//! histories of random changes, and while what deleted snapshots had is freed.
+use cairn_blockdev::{BlockDevice, SimulatedDevice};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::{
+    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode,
+    Volume, VolumeOptions, XattrMode,
+};
+use cairn_environment::random::Seeded;
+use cairn_format::{TREE_DEAD, TREE_SUBVOLUMES};
+use cairn_fsck::dump::dump_tree;
+use cairn_fsck::{CheckOptions, PassId, Report, Severity, check};
+use std::sync::Arc;
+
+const DIRECTORY: NewInode<'_> = NewInode {
+    file_type: FileType::Directory,
+    mode: 0o755,
+    uid: 0,
+    gid: 0,
+    device: 0,
+    target: None,
+};
+const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o644, ..DIRECTORY };
+/// The subvolume that a volume begins with.
+const FIRST: u64 = 256;
+
+fn device() -> Arc<SimulatedDevice> {
+    let device = Arc::new(SimulatedDevice::new(48 << 20));
+    mkfs(&*device, &MkfsOptions::default()).unwrap();
+    device
+}
+
+fn open(device: &Arc<SimulatedDevice>, background: bool) -> Volume {
+    let options = VolumeOptions { background, ..VolumeOptions::default() };
+    Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).unwrap()
+}
+
+fn checked(device: &dyn BlockDevice) -> Report {
+    check(device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap()
+}
+
+/// Whether there are cleanups in the superblock's state.
+fn has_cleanup(device: &dyn BlockDevice) -> bool {
+    dump_tree(device, TREE_SUBVOLUMES, None).is_ok_and(|tree| tree.to_string().contains("Cleanup"))
+}
+
+fn file_name(index: u64) -> Vec<u8> {
+    format!("file-with-a-name-of-some-length-{index}").into_bytes()
+}
+
+fn seed() -> u64 {
+    std::env::var("CAIRN_SEED").map_or(1, |seed| seed.parse().unwrap())
+}
+
+/// Checks the volume as crashes before and after each flush may have left it, and at other moments.
+/// Returns a device of some moment at which a cleanup was under way.
+fn check_crashes(
+    device: &SimulatedDevice,
+    random: &mut Seeded,
+    context: &str,
+) -> Option<SimulatedDevice> {
+    let mut explorer = device.explorer();
+    let length = explorer.history_len() as u64;
+    let mut positions = explorer.flush_positions();
+    positions.extend((0..60).map(|_| random.below(length + 1) as usize));
+    positions.sort_unstable();
+    let mut in_cleanup = None;
+    for position in positions {
+        explorer.advance_to(position);
+        let state = explorer.state(random);
+        let report = checked(&state);
+        assert_eq!(report.errors, 0, "{context}, event {position}:\n{report}");
+        if has_cleanup(&state) && (in_cleanup.is_none() || random.chance(1, 3)) {
+            in_cleanup = Some(state);
+        }
+    }
+    in_cleanup
+}
+
+/// A volume with some files in two directories, one of them a subvolume.
+struct History {
+    random: Seeded,
+    device: Arc<SimulatedDevice>,
+    volume: Volume,
+    homes: [InodeId; 2],
+    /// Subvolume and name of each snapshot.
+    snapshots: Vec<(u64, u64)>,
+    next_name: u64,
+}
+
+impl History {
+    const FILES: u64 = 30;
+
+    fn new(seed: u64, background: bool) -> Self {
+        let device = device();
+        let volume = open(&device, background);
+        let first = volume.create(volume.root(), b"directory", &DIRECTORY).unwrap().inode;
+        let second =
+            volume.create_subvolume(volume.root(), b"subvolume", &DIRECTORY).unwrap().inode;
+        volume.commit().unwrap();
+        device.start_recording();
+        let (random, homes) = (Seeded::new(seed), [first, second]);
+        Self { random, device, volume, homes, snapshots: Vec::new(), next_name: 0 }
+    }
+
+    fn change_a_file(&mut self) {
+        let home = self.homes[self.random.below(2) as usize];
+        let (volume, name) = (&self.volume, file_name(self.random.below(Self::FILES)));
+        let inode = match volume.lookup(home, &name) {
+            Ok(attributes) => attributes.inode,
+            Err(_) => volume.create(home, &name, &FILE).unwrap().inode,
+        };
+        let offset = self.random.below(60_000);
+        let length_max = if self.random.chance(1, 3) { 40_000 } else { 300 };
+        let length = 1 + self.random.below(length_max);
+        match self.random.below(12) {
+            0 => volume.unlink(home, &name).unwrap(),
+            1 => {
+                let change = AttributeChange { size: Some(offset), ..AttributeChange::default() };
+                volume.set_attributes(inode, &change).map(drop).unwrap();
+            }
+            2 | 3 => {
+                let keep_size = self.random.chance(1, 2);
+                volume.allocate(inode, offset, length * 100, AllocateMode::Allocate { keep_size }).unwrap();
+            }
+            4 => volume.allocate(inode, offset, length, AllocateMode::PunchHole).unwrap(),
+            5 => {
+                let other = file_name(self.random.below(Self::FILES));
+                volume.rename(home, &name, home, &other, RenameMode::Replace).unwrap();
+            }
+            6 => {
+                let value = vec![7; length.min(3000) as usize];
+                volume.set_xattr(inode, b"user.key", &value, XattrMode::Any).unwrap();
+            }
+            _ => {
+                let bytes = vec![self.random.below(256) as u8; length as usize];
+                volume.write(inode, offset, &bytes).map(drop).unwrap();
+            }
+        }
+        if self.random.chance(1, 6) {
+            volume.fsync_blocking(inode, FsyncKind::Full).unwrap();
+        }
+        volume.forget(inode, 1);
+    }
+
+    fn take_snapshot(&mut self) {
+        let (name, sub) = (self.next_name, self.random.chance(1, 3));
+        let root = if sub { self.homes[1] } else { self.volume.root() };
+        let made = self.volume.create_snapshot(root, &file_name(name)).unwrap();
+        self.snapshots.push((made.subvolume, name));
+        self.next_name += 1;
+        if self.random.chance(1, 5) {
+            self.volume.hold_snapshot(made.subvolume, &made.name, true).unwrap();
+        }
+    }
+
+    fn delete_snapshot(&mut self) {
+        if let Some(below) = Some(self.snapshots.len() as u64).filter(|count| *count > 0) {
+            let (subvolume, name) = self.snapshots.remove(self.random.below(below) as usize);
+            let name = file_name(name);
+            match self.volume.delete_snapshot(subvolume, &name) {
+                Err(Error::Busy) => {
+                    self.volume.hold_snapshot(subvolume, &name, false).unwrap();
+                    self.volume.delete_snapshot(subvolume, &name).unwrap();
+                }
+                other => other.unwrap(),
+            }
+        }
+    }
+
+    fn steps(&mut self, count: u64) {
+        for _ in 0..count {
+            match self.random.below(30) {
+                0 | 1 => self.take_snapshot(),
+                2 => self.delete_snapshot(),
+                3 => self.volume.commit().unwrap(),
+                4 => self.volume.sync().unwrap(),
+                _ => self.change_a_file(),
+            }
+        }
+    }
+}
+
+#[test]
+fn random_histories_with_snapshots_are_in_order_after_each_crash() {
+    for run in 0..4 {
+        let context = format!("CAIRN_SEED={}, run {run}", seed());
+        let mut history = History::new(seed() * 1000 + run, false);
+        history.steps(220);
+        history.volume.close().unwrap();
+        let report = checked(&*history.device);
+        assert!(report.findings.is_empty(), "{context}:\n{report}");
+        assert!(report.passes.contains(&PassId::Snapshots), "{context}");
+        let History { device, mut random, .. } = history;
+        check_crashes(&device, &mut random, &context);
+    }
+}
+
+/// Deletes the first, the middle and the last snapshot while commits cut their cleanups into
+/// pieces, and lets the next mount end what a crash interrupted.
+#[test]
+fn an_interrupted_cleanup_is_in_order_and_goes_on() {
+    let context = format!("CAIRN_SEED={}", seed());
+    let mut history = History::new(seed(), true);
+    let root = history.volume.root();
+    for snapshot in 0..4_u64 {
+        for _ in 0..120 {
+            history.change_a_file();
+        }
+        // Many runs, in many items.
+        for index in 0..150_u64 {
+            let name = format!("small-{snapshot}-{index}").into_bytes();
+            let file = history.volume.create(history.homes[0], &name, &FILE).unwrap().inode;
+            history.volume.write(file, 0, &[3; 9000]).unwrap();
+            history.volume.forget(file, 1);
+            if let Some(before) = u64::checked_sub(snapshot, 1) {
+                let name = format!("small-{before}-{index}").into_bytes();
+                history.volume.unlink(history.homes[0], &name).unwrap();
+            }
+        }
+        history.volume.create_snapshot(root, &file_name(snapshot)).unwrap();
+    }
+    for index in 0..150 {
+        let name = format!("small-3-{index}").into_bytes();
+        history.volume.unlink(history.homes[0], &name).unwrap();
+    }
+    history.volume.sync().unwrap();
+    for name in [0, 2, 3] {
+        history.volume.delete_snapshot(FIRST, &file_name(name)).unwrap();
+        for _ in 0..6 {
+            history.change_a_file();
+            history.volume.commit().unwrap();
+        }
+    }
+    history.volume.close().unwrap();
+    let report = checked(&*history.device);
+    assert!(report.findings.is_empty(), "{context}:\n{report}");
+    let History { device, mut random, .. } = history;
+    let interrupted = check_crashes(&device, &mut random, &context);
+    let interrupted = Arc::new(interrupted.expect("a cleanup was under way at some moment"));
+    let volume = open(&interrupted, false);
+    volume.sync().unwrap();
+    volume.close().unwrap();
+    let report = checked(&*interrupted);
+    assert!(report.findings.iter().all(|finding| finding.severity == Severity::Note), "{report}");
+    assert!(!has_cleanup(&*interrupted), "{context}");
+    assert!(dump_tree(&*interrupted, TREE_DEAD, None).is_ok());
+}
