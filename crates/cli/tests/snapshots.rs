@@ -611,6 +611,9 @@ fn cached_writes_do_not_stay() {
         cairn_environment::clock::sleep(std::time::Duration::from_millis(10));
     }
     assert_eq!(fs::metadata(&file).unwrap().len(), 7);
+    // The kernel tells the next sync, too.
+    let told = mounted.exits_with(1, &["sync", "dir"]);
+    assert!(told.contains("could not be written"), "{told}");
     end(&mounted);
 }
 

@@ -121,7 +121,9 @@ impl History {
             }
             2 | 3 => {
                 let keep_size = self.random.chance(1, 2);
-                volume.allocate(inode, offset, length * 100, AllocateMode::Allocate { keep_size }).unwrap();
+                volume
+                    .allocate(inode, offset, length * 100, AllocateMode::Allocate { keep_size })
+                    .unwrap();
             }
             4 => volume.allocate(inode, offset, length, AllocateMode::PunchHole).unwrap(),
             5 => {

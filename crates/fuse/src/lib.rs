@@ -28,6 +28,7 @@
 
 mod adapter;
 mod control;
+mod directory_requests;
 mod error;
 mod kernel;
 mod mounted;

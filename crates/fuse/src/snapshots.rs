@@ -1,51 +1,15 @@
-//! Snapshots of subvolumes of a mounted volume, for programs: [requests](crate::subvolumes) to the
-//! root directory of a subvolume.
+//! Snapshots of subvolumes of a mounted volume, for programs: requests to the root directory of a
+//! subvolume.
 use crate::control;
+use crate::directory_requests::{Request, SnapshotRequest, ask, path_of_bytes};
 use crate::error::MountError;
-use crate::subvolumes::{self, ask};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+
+pub use crate::directory_requests::Snapshot;
 
 /// The name in the root directory of a mount that leads to all snapshots.
 pub const DIRECTORY: &str = ".snapshots";
-
-/// What a program asks of the subvolume whose root directory it has opened.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Request {
-    /// Make a snapshot.
-    Create { name: Vec<u8> },
-    /// Delete one.
-    Delete { name: Vec<u8> },
-    /// Have one that can't be deleted, or can be again.
-    Hold { name: Vec<u8>, held: bool },
-    /// Say what is known of those with higher generations.
-    List { after: u64 },
-}
-
-impl Request {
-    pub(crate) fn changes_volume(&self) -> bool {
-        !matches!(self, Self::List { .. })
-    }
-}
-
-/// A snapshot of a subvolume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
-    /// Its name.
-    pub name: Vec<u8>,
-    /// Transaction that made it: the younger one of two has the greater.
-    pub generation: u64,
-    /// When it was made, in nanoseconds since 1970.
-    pub created_ns: u64,
-    /// Identity, random.
-    pub uuid: String,
-    /// It can't be deleted until it is released.
-    pub is_held: bool,
-    /// Bytes that nothing else has, so its deletion gives them back; unknown while the volume can't
-    /// say it.
-    pub unique_bytes: Option<u64>,
-}
 
 fn refused(path: &Path, errno: Errno) -> MountError {
     MountError::Refused { path: path.to_owned(), errno }
@@ -60,12 +24,12 @@ fn refused(path: &Path, errno: Errno) -> MountError {
 pub fn create_snapshot(path: &Path, name: &[u8]) -> Result<Option<PathBuf>, MountError> {
     // What the kernel caches of files and mappings is not on the server.
     control::send_cached_data(path)?;
-    let request = Request::Create { name: name.to_vec() };
-    let answer = ask(path, &subvolumes::Request::Snapshots(request))?;
+    let request = SnapshotRequest::Create { name: name.to_vec() };
+    let answer = ask(path, &Request::Snapshots(request))?;
     let of = answer.subvolumes.into_iter().next().and_then(|subvolume| subvolume.path);
     Ok(of.map(|of| {
         let below = of.strip_prefix("/").unwrap_or(&of);
-        Path::new(DIRECTORY).join(below).join(subvolumes::path_of_bytes(name.to_vec()))
+        Path::new(DIRECTORY).join(below).join(path_of_bytes(name.to_vec()))
     }))
 }
 
@@ -77,7 +41,7 @@ pub fn snapshots(path: &Path) -> Result<Vec<Snapshot>, MountError> {
     let mut found: Vec<Snapshot> = Vec::new();
     loop {
         let after = found.last().map_or(0, |last| last.generation);
-        let page = ask(path, &subvolumes::Request::Snapshots(Request::List { after }))?;
+        let page = ask(path, &Request::Snapshots(SnapshotRequest::List { after }))?;
         if page.more && page.snapshots.is_empty() {
             return Err(refused(path, Errno::PROTO));
         }
@@ -94,8 +58,8 @@ pub fn snapshots(path: &Path) -> Result<Vec<Snapshot>, MountError> {
 /// # Errors
 /// If there is no such snapshot, or it is held.
 pub fn delete_snapshot(path: &Path, name: &[u8]) -> Result<(), MountError> {
-    let request = Request::Delete { name: name.to_vec() };
-    ask(path, &subvolumes::Request::Snapshots(request)).map(drop)
+    let request = SnapshotRequest::Delete { name: name.to_vec() };
+    ask(path, &Request::Snapshots(request)).map(drop)
 }
 
 /// Holds a snapshot of the subvolume with the root directory at `path`, so that it can't be
@@ -104,6 +68,6 @@ pub fn delete_snapshot(path: &Path, name: &[u8]) -> Result<(), MountError> {
 /// # Errors
 /// If there is no such snapshot.
 pub fn hold_snapshot(path: &Path, name: &[u8], held: bool) -> Result<(), MountError> {
-    let request = Request::Hold { name: name.to_vec(), held };
-    ask(path, &subvolumes::Request::Snapshots(request)).map(drop)
+    let request = SnapshotRequest::Hold { name: name.to_vec(), held };
+    ask(path, &Request::Snapshots(request)).map(drop)
 }

@@ -466,7 +466,7 @@ mod tests {
             _ => None,
         };
         let mut ways = Ways::default();
-        [4, 2, 6, 7].map(|end| ways.add(id(end), above));
+        [4, 2, 6, 7].iter().for_each(|&end| ways.add(id(end), above));
         assert!([1, 2, 3, 4, 6].iter().all(|&one| ways.lead_to(id(one))));
         assert!(!ways.lead_to(id(5)));
         let below = |of: u64| ways.below.get(&id(of)).into_iter().flatten().copied();

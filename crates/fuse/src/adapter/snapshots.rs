@@ -5,8 +5,7 @@
 use super::snapshot_directories::SnapshotDirectories;
 use super::subvolumes::{Asker, PAGE_BYTES, described, shown_uuid};
 use super::{Answer, RequestFailure};
-use crate::snapshots::{Request, Snapshot};
-use crate::subvolumes;
+use crate::directory_requests::{self, Snapshot, SnapshotRequest as Request};
 use crate::transport::Reply;
 use cairn_engine::{Error, InodeId, SnapshotInfo, Volume};
 use rustix::io::Errno;
@@ -21,7 +20,7 @@ pub(super) fn serve(
     asker: &Asker,
     request: &Request,
     reply: &Reply,
-) -> Answer<subvolumes::Answer> {
+) -> Answer<directory_requests::Answer> {
     let subvolume = match volume.subvolume_of(directory)? {
         (id, true) => id,
         (_, false) if directory.number() == InodeId::ROOT.number() => {
@@ -46,7 +45,10 @@ pub(super) fn serve(
             volume.create_snapshot(directory, name)?;
             tell_kernel(name);
             let subvolumes = vec![described(volume, subvolume)?];
-            return Ok(subvolumes::Answer { subvolumes, ..subvolumes::Answer::default() });
+            return Ok(directory_requests::Answer {
+                subvolumes,
+                ..directory_requests::Answer::default()
+            });
         }
         Request::Delete { name } => {
             volume.delete_snapshot(subvolume, name).map_err(or_no_snapshot)?;
@@ -57,7 +59,7 @@ pub(super) fn serve(
         }
         Request::List { after } => return list(volume, subvolume, *after),
     }
-    Ok(subvolumes::Answer::default())
+    Ok(directory_requests::Answer::default())
 }
 
 /// Another number than that of a missing directory.
@@ -66,8 +68,8 @@ fn or_no_snapshot(error: Error) -> RequestFailure {
 }
 
 /// As many as fit into an answer.
-fn list(volume: &Volume, subvolume: u64, after: u64) -> Answer<subvolumes::Answer> {
-    let (mut page, mut bytes) = (subvolumes::Answer::default(), 0);
+fn list(volume: &Volume, subvolume: u64, after: u64) -> Answer<directory_requests::Answer> {
+    let (mut page, mut bytes) = (directory_requests::Answer::default(), 0);
     let unique: Option<HashMap<u64, u64>> = volume.snapshot_usage(subvolume).ok().map(|usage| {
         usage.iter().map(|one| (one.generation, one.unique_blocks * BLOCK_BYTES)).collect()
     });

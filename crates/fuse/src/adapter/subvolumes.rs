@@ -3,18 +3,15 @@
 //!
 //! They change names behind the kernel's back, which keeps names and attributes for ever: it is
 //! told before the answer. No request waits for the thread that tells it.
+use super::Answer;
 use super::set_id::has_group;
-use super::{Answer, VolumeHandler, fail, snapshots};
+use crate::directory_requests::{self, Request, Subvolume, path_of_bytes};
+use crate::kernel::BUFFER_BYTES;
 use crate::protocol::RequestHeader;
-use crate::protocol::wire::IoctlOut;
-use crate::subvolumes::{self, BUFFER_BYTES, Request, Subvolume, path_of_bytes};
 use crate::transport::Reply;
 use cairn_engine::{Attributes, Error, FileType, InodeId, NewInode, SubvolumeInfo, Volume};
-use cairn_environment::thread;
 use rustix::io::Errno;
 use std::fmt::Write;
-use std::sync::Arc;
-use zerocopy::IntoBytes;
 
 /// Bits of write and search permission.
 const CHANGE_NAMES: u32 = 0o3;
@@ -30,6 +27,10 @@ pub(super) struct Asker {
 }
 
 impl Asker {
+    pub(super) fn new(header: &RequestHeader, is_privileged: bool) -> Self {
+        Self { uid: header.uid, gid: header.gid, pid: header.pid, is_privileged }
+    }
+
     /// Whether names in the directory may be changed.
     fn may_change(&self, directory: &Attributes) -> bool {
         let shift = if self.uid == directory.uid {
@@ -48,45 +49,14 @@ impl Asker {
     }
 }
 
-impl VolumeHandler {
-    pub(super) fn subvolumes(
-        &self,
-        header: &RequestHeader,
-        is_privileged: bool,
-        input: &[u8],
-        reply: Reply,
-    ) {
-        let Some(request) = subvolumes::decode::<Request>(input) else {
-            return reply.error(Errno::INVAL);
-        };
-        let asker = Asker { uid: header.uid, gid: header.gid, pid: header.pid, is_privileged };
-        let (volume, directory) = (self.volume.clone(), InodeId(header.node));
-        let shown = Arc::clone(&self.snapshots);
-        thread::spawn("cairn-subvolume", move || {
-            let done = match &request {
-                Request::Snapshots(request) => {
-                    snapshots::serve(&volume, &shown, directory, &asker, request, &reply)
-                }
-                request => serve(&volume, directory, &asker, request, &reply),
-            };
-            match done.and_then(|done| Ok(subvolumes::encode(&done).ok_or(Errno::MSGSIZE)?)) {
-                Ok(buffer) => {
-                    let _delivery =
-                        reply.bytes(&[IoctlOut::default().as_bytes(), &buffer[..]].concat());
-                }
-                Err(failure) => fail(reply, &failure),
-            }
-        });
-    }
-}
-
-fn serve(
+/// Serves a request about subvolumes.
+pub(super) fn serve(
     volume: &Volume,
     directory: InodeId,
     asker: &Asker,
     request: &Request,
     reply: &Reply,
-) -> Answer<subvolumes::Answer> {
+) -> Answer<directory_requests::Answer> {
     let at = |directory| volume.attributes(directory);
     match request {
         Request::Create { name, mode } => {
@@ -128,7 +98,10 @@ fn serve(
         }
         Request::Show => {
             let subvolumes = vec![described(volume, root_of(volume, directory)?)?];
-            return Ok(subvolumes::Answer { subvolumes, ..subvolumes::Answer::default() });
+            return Ok(directory_requests::Answer {
+                subvolumes,
+                ..directory_requests::Answer::default()
+            });
         }
         Request::SetDefault => {
             if !asker.is_privileged {
@@ -138,7 +111,7 @@ fn serve(
         }
         Request::Snapshots(_) => return Err(Errno::INVAL.into()),
     }
-    Ok(subvolumes::Answer::default())
+    Ok(directory_requests::Answer::default())
 }
 
 /// The id of the subvolume whose root directory this is.
@@ -163,8 +136,8 @@ fn tell_kernel(reply: &Reply, directory: InodeId, name: &[u8]) {
 }
 
 /// As many as fit into an answer.
-fn list(volume: &Volume, after: u64) -> Answer<subvolumes::Answer> {
-    let (mut page, mut bytes) = (subvolumes::Answer::default(), 0);
+fn list(volume: &Volume, after: u64) -> Answer<directory_requests::Answer> {
+    let (mut page, mut bytes) = (directory_requests::Answer::default(), 0);
     let mut paths = volume.paths_of_subvolumes()?;
     for info in volume.subvolumes()?.iter().filter(|info| info.id > after) {
         let subvolume = shown(info, paths.remove(&info.id));
@@ -186,7 +159,7 @@ pub(super) fn shown_uuid(uuid: &[u8; 16]) -> String {
     })
 }
 
-pub(super) fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>) -> Subvolume {
+fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>) -> Subvolume {
     Subvolume {
         id: info.id,
         // Two digits for each byte; one that fills more than half of a page is left out.
