@@ -84,6 +84,8 @@ fn read(device: &dyn BlockDevice, range: BlockRange) -> Result<Vec<u8>, String> 
 pub fn wait_for_cleanups(volume: &Volume, device: &dyn BlockDevice) -> Result<(), String> {
     for _ in 0..LOOKS_MAX {
         volume.sync().map_err(|error| format!("sync: {error}"))?;
+        // A sync leaves to the log what a commit would bring to the trees.
+        volume.commit().map_err(|error| format!("commit: {error}"))?;
         // Nodes may be written meanwhile.
         if counts(device).is_ok_and(|counts| counts.cleanups == 0) {
             // What the last one has freed is free after a commit.
