@@ -167,7 +167,10 @@ fn extents_that_cannot_be() {
     expect("outside the volume", alter(|e, geometry| e.start = geometry.log().start));
     expect("is referred to twice", alter(|e, _| e.start.0 += 1));
     expect("is referred to twice", alter(|e, geometry| e.start = geometry.data_start()));
-    expect("the newest is 5", alter(|e, _| (e.generation, e.written) = (Generation(9), Generation(9))));
+    expect(
+        "the newest is 5",
+        alter(|e, _| (e.generation, e.written) = (Generation(9), Generation(9))),
+    );
     expect("bytes of checksums", alter(|e, _| e.checksums.push(1)));
     expect("don't match", alter(|e, _| e.checksums[0] ^= 1));
 }

@@ -255,6 +255,17 @@ impl SnapshotVolume {
         self.lists.insert(self.generation(), DeadListItem { list });
     }
 
+    /// The nodes of the head.
+    pub(crate) fn head_nodes(&self) -> Vec<BlockNumber> {
+        self.nodes.values().map(|child| child.block).collect()
+    }
+
+    /// Nodes that only snapshots have.
+    pub(crate) fn dead_nodes(&self) -> Vec<BlockNumber> {
+        let dead = self.dead.values().flatten().filter(|run| run.is_node);
+        dead.map(|run| run.range.start).collect()
+    }
+
     pub(crate) fn named(&self, name: &str) -> Generation {
         let mut snapshots = self.snapshots.iter();
         *snapshots.find(|(_, item)| item.name == name.as_bytes()).unwrap().0

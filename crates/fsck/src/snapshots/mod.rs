@@ -10,6 +10,7 @@ pub(crate) mod dead_runs;
 pub(crate) mod fingerprint;
 mod walk;
 
+pub(crate) use compare::visit_nodes;
 pub(crate) use walk::{check, shown};
 
 use crate::checker::Checker;
@@ -111,6 +112,16 @@ impl Snapshots {
     /// Notes where a tree of the superblock begins.
     pub(crate) fn add_root(&mut self, tree: TreeId, root: NodePointer) {
         self.roots.entry(tree).or_insert(root);
+    }
+
+    /// Where a tree of the superblock begins.
+    pub(crate) fn root_of(&self, tree: TreeId) -> Option<NodePointer> {
+        self.roots.get(&tree).copied()
+    }
+
+    /// Subvolume and beginning of a dead list.
+    pub(crate) fn owner_of(&self, list: u64) -> Option<(TreeId, Generation)> {
+        self.list_owners.get(&list).copied()
     }
 
     /// Counts a reference of the superblock's tree `tree`.
