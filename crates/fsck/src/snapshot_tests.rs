@@ -138,7 +138,9 @@ fn dead_runs_that_cannot_be() {
         let free = built.volume.next_data;
         built.runs_since("first").push(run(free, 7, 1));
     });
-    expect("is in its tree, but is not kept for it", |built| drop(built.runs_since("first").pop()));
+    expect("is in its tree, but is not kept for it", |built| {
+        built.runs_since("first").pop().unwrap();
+    });
     expect("is kept for it, but is not in its tree", |built| {
         let free = built.volume.next_data;
         built.runs_since("first").push(run(free, 5, 1));

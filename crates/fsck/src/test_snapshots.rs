@@ -209,7 +209,8 @@ impl SnapshotVolume {
         level: u8,
         items: Vec<(Key, Vec<u8>)>,
     ) -> Vec<(Key, ChildPointer)> {
-        let begins = |key: &Key| (key.inode * 7 + u64::from(key.kind) + key.offset) % 5 == 0;
+        let begins =
+            |key: &Key| (key.inode * 7 + u64::from(key.kind) + key.offset).is_multiple_of(5);
         let mut chunks: Vec<Vec<(Key, Vec<u8>)>> = Vec::new();
         for (key, value) in items {
             match chunks.last_mut() {
