@@ -9,6 +9,7 @@ use cairn_engine::{
 use cairn_environment::random::Seeded;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const DIRECTORY: NewInode<'_> = NewInode {
     file_type: FileType::Directory,
@@ -53,6 +54,10 @@ fn used(volume: &Volume) -> u64 {
     volume.commit().unwrap();
     let space = volume.space();
     space.total_blocks - space.free_blocks
+}
+
+fn numbered(number: u64) -> Vec<u8> {
+    number.to_string().into_bytes()
 }
 
 #[test]
@@ -179,6 +184,164 @@ fn a_subvolume_with_snapshots_can_not_be_removed() {
     volume.unlink(sub, b"file").unwrap();
     volume.delete_snapshot(id, b"one").unwrap();
     volume.remove_subvolume(root, b"sub").unwrap();
+    volume.close().unwrap();
+
+    // Also while another thread frees what the snapshot had.
+    let options = VolumeOptions::default();
+    let volume = Volume::open(Arc::clone(&device) as Arc<dyn BlockDevice>, options).unwrap();
+    for round in 0..20 {
+        let sub = volume.create_subvolume(root, b"sub", &DIRECTORY).unwrap().inode;
+        let (id, _) = volume.subvolume_of(sub).unwrap();
+        for file in 0..20 {
+            put(&volume, sub, &numbered(file), &[1; 40_000]);
+        }
+        volume.create_snapshot(sub, b"one").unwrap();
+        for file in 0..20 {
+            volume.unlink(sub, &numbered(file)).unwrap();
+        }
+        volume.create_snapshot(sub, b"two").unwrap();
+        volume.delete_snapshot(id, [b"one", b"two"][round % 2]).unwrap();
+        assert!(matches!(volume.remove_subvolume(root, b"sub"), Err(Error::Busy)));
+        volume.delete_snapshot(id, [b"two", b"one"][round % 2]).unwrap();
+        volume.remove_subvolume(root, b"sub").unwrap();
+    }
+    volume.close().unwrap();
+}
+
+/// As many blocks as one write of the test below changes.
+const BLOCKS: usize = 5;
+
+/// The versions of a file's blocks, as its writer put them there.
+fn versions(content: &[u8]) -> Vec<u64> {
+    let version = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().unwrap());
+    content.chunks(4096).map(version).collect()
+}
+
+/// Ends the writers, also when a test fails.
+struct Stop<'a>(&'a [[AtomicU64; 3]]);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|shared| shared[2].store(1, Ordering::Release));
+    }
+}
+
+/// A writer gives its file new versions; beside it others are made and removed.
+fn write_versions(volume: &Volume, file: InodeId, seed: u64, shared: &[AtomicU64; 3]) {
+    let [begun, done, stop] = shared;
+    let mut random = Seeded::new(seed);
+    for version in 1.. {
+        if stop.load(Ordering::Acquire) > 0 {
+            return;
+        }
+        begun.store(version, Ordering::Release);
+        let block: Vec<u8> = version.to_le_bytes().repeat(512);
+        volume.write(file, 0, &block.repeat(BLOCKS)).unwrap();
+        done.store(version, Ordering::Release);
+        if random.below(4) == 0 {
+            volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+        }
+        let name = format!("{}-{}", file.0, random.below(8)).into_bytes();
+        let made = volume.create(volume.root(), &name, &FILE);
+        match made {
+            Ok(made) => {
+                volume.write(made.inode, 0, &vec![1; random.below(20_000) as usize]).unwrap();
+                volume.forget(made.inode, 1);
+            }
+            Err(_) => volume.unlink(volume.root(), &name).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_has_what_was_complete_before_it() {
+    const WRITERS: usize = 3;
+    let device = device();
+    let options = VolumeOptions::default();
+    let volume = Volume::open(Arc::clone(&device) as Arc<dyn BlockDevice>, options).unwrap();
+    let root = volume.root();
+    let name = |writer: usize| format!("writer-{writer}").into_bytes();
+    let files: Vec<_> =
+        (0..WRITERS).map(|writer| put(&volume, root, &name(writer), &[0; BLOCKS * 4096])).collect();
+    let shared: Vec<[AtomicU64; 3]> = (0..WRITERS).map(|_| Default::default()).collect();
+    let read = |root: InodeId| -> Vec<Vec<u8>> {
+        (0..WRITERS).map(|writer| get(&volume, root, &name(writer)).unwrap()).collect()
+    };
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (volume, file, shared) = (&volume, files[writer], &shared[writer]);
+            scope.spawn(move || write_versions(volume, file, writer as u64, shared));
+        }
+        let _stop = Stop(&shared);
+        let mut kept = Vec::new();
+        for round in 0..200_u64 {
+            let load =
+                |which: usize| shared.iter().map(move |one| one[which].load(Ordering::Acquire));
+            let done: Vec<_> = load(1).collect();
+            let made = volume.create_snapshot(root, &numbered(round)).unwrap();
+            let begun: Vec<_> = load(0).collect();
+            let content = read(made.root);
+            for writer in 0..WRITERS {
+                let found = versions(&content[writer]);
+                let range = done[writer]..=begun[writer];
+                assert_eq!(found.len(), BLOCKS);
+                assert!(found.iter().all(|one| range.contains(one)), "{found:?} in {range:?}");
+            }
+            kept.push((made, content));
+            if kept.len() > 5 {
+                let (old, content) = kept.remove(round as usize % 3);
+                assert!(read(old.root) == content, "{old:?} has changed");
+                volume.delete_snapshot(FIRST, &old.name).unwrap();
+            }
+        }
+        for (old, content) in kept {
+            assert!(read(old.root) == content, "{old:?} has changed");
+        }
+    });
+    volume.close().unwrap();
+}
+
+/// Deleting works on a full volume; so does removing files, although nothing becomes free.
+#[test]
+fn a_full_volume_of_snapshots_can_be_emptied() {
+    let device = device();
+    let volume = open(&device);
+    let root = volume.root();
+    volume.create_snapshot(root, b"first").unwrap();
+    volume.delete_snapshot(FIRST, b"first").unwrap();
+    let before = used(&volume);
+    let (mut made, mut snapshots) = (0_u64, 0_u64);
+    'full: loop {
+        for _ in 0..20 {
+            let Ok(file) = volume.create(root, &numbered(made), &FILE) else { break 'full };
+            made += 1;
+            let written = volume.write(file.inode, 0, &[made as u8; 50_000]);
+            volume.forget(file.inode, 1);
+            if written.is_err() || volume.sync().is_err() {
+                break 'full;
+            }
+        }
+        match volume.create_snapshot(root, &numbered(snapshots)) {
+            Ok(_) => snapshots += 1,
+            Err(Error::NoSpace) => break 'full,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(snapshots > 10 && made > 200, "{snapshots} {made}");
+    for file in 0..made {
+        volume.unlink(root, &numbered(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+    }
+    volume.commit().unwrap();
+    for snapshot in 0..snapshots {
+        let name = numbered(snapshot * 7 % snapshots);
+        let deleted = volume.delete_snapshot(FIRST, &name);
+        // The number may not be coprime.
+        assert!(matches!(deleted, Ok(()) | Err(Error::NotFound)), "{snapshot}: {deleted:?}");
+    }
+    for snapshot in volume.snapshots(FIRST).unwrap() {
+        volume.delete_snapshot(FIRST, &snapshot.name).unwrap();
+    }
+    assert_eq!(used(&volume), before);
     volume.close().unwrap();
 }
 

@@ -241,11 +241,12 @@ impl Subject {
             return Ok(true);
         }
         // A checkpoint is what somebody did, or the end of the log.
-        if !place.is_in_log(&self.base.superblock.geometry) {
+        let is_in_log = |place: &Place| place.is_in_log(&self.base.superblock.geometry);
+        if !is_in_log(place) {
             let bounds = Bounds::of(&device)?;
             let mut places = vec![place];
             if let Change::Swap(other) = change {
-                places.push(other);
+                places.extend((!is_in_log(other)).then_some(other));
             }
             for place in places {
                 let (old, new) = (place.value(&before), place.value(&device));

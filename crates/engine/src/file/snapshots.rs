@@ -60,6 +60,20 @@ impl Files {
         }
     }
 
+    /// Frees now what the cleanups of the subvolume with the root directory `root` name.
+    pub(crate) fn finish_cleanups(&self, root: InodeId) -> Result<()> {
+        for _ in 0..TRIES {
+            let is_closing = || self.orphans.queue.is_closing();
+            match self.store.clean_up(root, is_closing) {
+                // What was freed so far has to become durable first.
+                Err(Error::NoSpace) => self.store.commit()?,
+                Ok(()) if is_closing() => return Err(Error::Closed),
+                done => return done,
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
     /// Frees what the cleanups of a subvolume name. What can't be done stays for the next mount.
     pub(super) fn reap_dead_runs(&self, orphan: Orphan) {
         match self.store.clean_up(orphan.number, || self.orphans.queue.is_closing()) {

@@ -119,6 +119,7 @@ impl Names {
             return Err(Error::InvalidArgument("not a subvolume"));
         }
         self.files.enter(parent)?;
+        let mut is_removed = false;
         {
             let mut operation =
                 self.store.begin_for_subvolume(parent, NAME_ITEMS, Effort::Removal)?;
@@ -135,12 +136,23 @@ impl Names {
                 return Ok(false);
             }
             permits(&Attributes::new(found.inode, &locked.get(found.inode).item, 0))?;
-            operation.begin_removal(found.inode)?;
-            operation.delete(parent.key(ItemKind::DirectoryEntry, found.slot))?;
-            self.account_removed_entry(locked.get(parent), name, FileType::Directory);
-            operation.put_inode(parent, &locked.get(parent).loggable())?;
-            let sequence = operation.log();
-            locked.get(parent).logged(sequence);
+            match operation.begin_removal(found.inode) {
+                Err(Error::Busy) if self.store.has_cleanups(found.inode)? => {}
+                begun => {
+                    begun?;
+                    operation.delete(parent.key(ItemKind::DirectoryEntry, found.slot))?;
+                    self.account_removed_entry(locked.get(parent), name, FileType::Directory);
+                    operation.put_inode(parent, &locked.get(parent).loggable())?;
+                    let sequence = operation.log();
+                    locked.get(parent).logged(sequence);
+                    is_removed = true;
+                }
+            }
+        }
+        if !is_removed {
+            // Its snapshots are deleted, and their blocks are being freed.
+            self.files.finish_cleanups(seen.inode)?;
+            return Ok(false);
         }
         self.store.commit()?;
         self.files.queue_subvolume(seen.inode);

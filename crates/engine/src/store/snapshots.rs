@@ -419,6 +419,12 @@ impl Store {
         Ok(())
     }
 
+    /// Whether anything of deleted snapshots of the subvolume with the root directory `root` is to
+    /// be freed.
+    pub(crate) fn has_cleanups(&self, root: InodeId) -> Result<bool> {
+        Ok(self.trees.first_cleanup(self.trees.subvolume(root)?.id)?.is_some())
+    }
+
     /// Whether the subvolume has snapshots, wanted ones too, or runs that are to be freed.
     pub(super) fn keeps_dead_runs(&self, subvolume: &Subvolume) -> Result<bool> {
         Ok(self.cut_work.wants(subvolume.slot, None)
