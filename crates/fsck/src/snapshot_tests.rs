@@ -1,11 +1,13 @@
 //! Volumes with snapshots: a good one, contradictions that a check must find, and what a repair
 //! makes of these and of damage.
 use crate::dump::dump_tree;
+use crate::extract::{ExtractReport, extract_snapshot};
 use crate::test_snapshots::SnapshotVolume;
 use crate::test_volume::TestVolume;
-use crate::{PassId, Report, Severity};
+use crate::{PassId, Report, Severity, TreeReader};
 use cairn_blockdev::BlockDevice;
 use cairn_format::*;
+use std::sync::atomic::AtomicBool;
 
 #[test]
 fn a_volume_with_snapshots_is_in_order() {
@@ -297,4 +299,59 @@ fn damaged_data_of_a_snapshot_is_found() {
     built.volume.device.read(block.offset_bytes(), &mut before).unwrap();
     let repaired = built.volume.check_and_repair_data();
     assert!(repaired.errors == 1, "{repaired}");
+}
+
+fn extract(volume: &TestVolume, name: &str) -> (tempfile::TempDir, ExtractReport) {
+    let folder = tempfile::tempdir().unwrap();
+    let stop = AtomicBool::new(false);
+    let snapshot = (TREE_FILES, name.as_bytes());
+    let report =
+        extract_snapshot(&volume.device, snapshot, folder.path(), &stop, &mut |_| {}).unwrap();
+    (folder, report)
+}
+
+#[test]
+fn a_snapshot_is_extracted() {
+    let mut built = SnapshotVolume::full();
+    built.write();
+    let volume = &built.volume;
+    let (folder, report) = extract(volume, "first");
+    assert!(report.complete && report.losses.is_empty(), "{report:?}");
+    let bytes = |name: &str| std::fs::metadata(folder.path().join(name)).unwrap().len();
+    assert_eq!(
+        (bytes("removed"), bytes("overwritten"), bytes("directory/file-7")),
+        (9000, 12_000, 12_000)
+    );
+    // What the subvolume has written since reads as zeros.
+    let allocated = std::fs::read(folder.path().join("allocated")).unwrap();
+    assert!(allocated.len() == 30_000 && allocated.iter().all(|byte| *byte == 0));
+    let (folder, _) = extract(volume, "third");
+    assert!(!folder.path().join("removed").exists());
+    let allocated = std::fs::read(folder.path().join("allocated")).unwrap();
+    assert!(allocated.iter().any(|byte| *byte != 0));
+
+    let mut reading = |_| {};
+    let missing = TreeReader::open_snapshot(&volume.device, TREE_FILES, b"none", &mut reading);
+    let Err(error) = missing else { panic!("there is no such snapshot") };
+    assert!(error.to_string().ends_with("its snapshots: first, third"), "{error}");
+}
+
+/// Of a damaged snapshot the rest is extracted.
+#[test]
+fn a_damaged_snapshot_is_extracted() {
+    let mut built = SnapshotVolume::full();
+    built.write();
+    let volume = &built.volume;
+    let (_, whole) = extract(volume, "first");
+    let is_leaf = |block: &BlockNumber| {
+        let node = volume.read_node(*block);
+        node.level() == 0 && node.generation() <= built.named("first")
+    };
+    let leaf = built.dead_nodes().into_iter().find(is_leaf).unwrap();
+    volume.flip(leaf, 5000, 1);
+    let (_, damaged) = extract(volume, "first");
+    assert!(damaged.complete && !damaged.losses.is_empty(), "{damaged:?}");
+    assert!(damaged.files > 0 && damaged.files <= whole.files, "{damaged:?}");
+    let (_, other) = extract(volume, "third");
+    assert!(other.losses.is_empty(), "{other:?}");
 }

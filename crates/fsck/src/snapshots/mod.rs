@@ -8,9 +8,11 @@
 mod compare;
 pub(crate) mod dead_runs;
 pub(crate) mod fingerprint;
+mod readable;
 mod walk;
 
 pub(crate) use compare::visit_nodes;
+pub(crate) use readable::readable;
 pub(crate) use walk::{check, shown};
 
 use crate::checker::Checker;
@@ -270,6 +272,17 @@ fn of_subvolume(
         }
     }
     problems
+}
+
+/// The snapshot of a subvolume with this name.
+fn find<'c>(
+    checker: &'c Checker<'_>,
+    subvolume: TreeId,
+    name: &[u8],
+) -> Option<(Generation, &'c SnapshotItem)> {
+    let mut snapshots = checker.snapshots.of.get(&subvolume)?.snapshots.iter();
+    let found = snapshots.find(|(_, item)| item.name == name);
+    found.map(|(generation, item)| (*generation, item))
 }
 
 /// The numbers of all snapshots.
