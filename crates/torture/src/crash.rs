@@ -4,21 +4,22 @@
 //!
 //! One run is one small volume. States of a run are taken where most is at stake: around every
 //! flush, and in between.
+use crate::cleanups::expect_cleanups_to_end;
 use crate::composition::{Composition, Present};
-use crate::files::NEW_FILE;
 use crate::floors::Floors;
 use crate::found::Found;
 use crate::medium::Medium;
 use crate::oracle::{Checked, Oracle};
 use crate::sabotage::Sabotage;
 use crate::second_reader;
-use crate::shape::{FILLER_NAME, Shape, record};
+use crate::shape::{Shape, record};
 use crate::snapshot::hash;
 use crate::survivors::{State, Survived};
 use crate::unfinished::{expect_removals_to_end, finish_orphans, recovery_options};
+use crate::used_again::{expect_file, use_volume};
 use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, FileDevice, SimulatedDevice};
-use cairn_engine::{Error, FsyncKind, Volume, VolumeOptions};
+use cairn_engine::{Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -254,7 +255,7 @@ impl Judge<'_> {
             self.report.finished_late += 1;
             finish_orphans(&|| self.device(state, false))?;
         }
-        Ok(())
+        expect_cleanups_to_end(&|| self.device(state, false))
     }
 
     /// Judges a state of the record, and now and then what recovery and a second crash make of it.
@@ -321,25 +322,8 @@ impl Judge<'_> {
         let volume = self.open(state, false)?;
         let name = b"after the crash";
         let data = vec![0xA5; 1 + self.random.below(100_000) as usize];
-        let use_it = || -> Result<(), Error> {
-            let file = match volume.create(volume.root(), name, &NEW_FILE) {
-                Err(Error::Exists) => volume.lookup(volume.root(), name)?.inode,
-                made => made?.inode,
-            };
-            let used = volume
-                .write(file, 0, &data)
-                .and_then(|()| volume.fsync_blocking(file, FsyncKind::Full));
-            volume.forget(file, 1);
-            used
-        };
-        let used = match use_it() {
-            // A removal is possible on every volume, and gives enough back.
-            Err(Error::NoSpace) => {
-                volume.unlink(volume.root(), FILLER_NAME).and_then(|()| use_it())
-            }
-            other => other,
-        };
-        used.map_err(|error| format!("using the recovered volume: {error}"))?;
+        let has_deleted = use_volume(&volume, &*self.device(state, true)?, name, &data)
+            .map_err(|error| format!("using the recovered volume: {error}"))?;
         let mut explorer = state.device.explorer();
         explorer.advance_to(explorer.history_len());
         let again = State::random(&explorer, &mut self.random, self.oracle.sabotage());
@@ -350,24 +334,14 @@ impl Judge<'_> {
         let original = again.device.snapshot();
         self.report.after_use += 1;
         self.report.states += 1;
-        self.recover(&again, position)
+        let recovered = match has_deleted {
+            // The clients know nothing of that.
+            true => self.expect_clean(&again, "after snapshots were deleted").map(drop),
+            false => self.recover(&again, position),
+        };
+        recovered
             .and_then(|()| expect_file(&self.open(&again, true)?, name, &data))
             .map_err(|error| keep(self.keep_in, &original, error))
-    }
-}
-
-fn expect_file(volume: &Volume, name: &[u8], data: &[u8]) -> Result<(), String> {
-    let mut found = Vec::new();
-    let result = volume
-        .lookup(volume.root(), name)
-        .and_then(|file| volume.read(file.inode, 0, data.len() + 1, &mut found));
-    volume.close().map_err(|error| error.to_string())?;
-    match result {
-        Err(error) => Err(format!("the file made after the first crash: {error}")),
-        Ok(()) if found != data => {
-            Err("the file made after the first crash has other contents".into())
-        }
-        Ok(()) => Ok(()),
     }
 }
 

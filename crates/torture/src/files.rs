@@ -1,7 +1,8 @@
 //! Small helpers on files of a volume, for tests that need no model.
 use crate::colliding::HASH_SEED;
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{Error, FileType, InodeId, NewInode, Volume};
+use cairn_engine::{Error, FileType, FsyncKind, InodeId, NewInode, Volume, XattrMode};
+use cairn_environment::random::Seeded;
 use std::collections::BTreeMap;
 
 /// What a new regular file is like.
@@ -73,4 +74,46 @@ pub fn expect_files(volume: &Volume, expected: &BTreeMap<Vec<u8>, Vec<u8>>) -> R
         }
     }
     Ok(())
+}
+
+/// Makes files in any of the directories until nothing fits any more. Removed subvolumes of other
+/// clients are none of its business.
+///
+/// # Panics
+/// On any other error.
+pub fn fill(volume: &Volume, directories: &[InodeId], client: u64, random: &mut Seeded) {
+    let mut largest = 900_000;
+    let mut made = 0;
+    while largest > 1000 {
+        let directory = directories[random.below(directories.len() as u64) as usize];
+        made += 1;
+        let name = format!("{client}-{made}").into_bytes();
+        let data = vec![7; 1 + random.below(largest) as usize];
+        let (with_xattr, durable) = (random.chance(1, 6), random.chance(1, 8));
+        let make = || -> Result<(), Error> {
+            let inode = volume.create(directory, &name, &NEW_FILE)?.inode;
+            let mut done = volume.write(inode, 0, &data);
+            if with_xattr {
+                let set = |()| {
+                    volume.set_xattr(
+                        inode,
+                        b"user.x",
+                        &data[..data.len().min(9000)],
+                        XattrMode::Any,
+                    )
+                };
+                done = done.and_then(set);
+            }
+            if durable {
+                done = done.and_then(|()| volume.fsync_blocking(inode, FsyncKind::Full));
+            }
+            volume.forget(inode, 1);
+            done
+        };
+        match make() {
+            Ok(()) => {}
+            Err(Error::NoSpace) => largest /= 2,
+            Err(error) => panic!("filling: {error}"),
+        }
+    }
 }

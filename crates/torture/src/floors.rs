@@ -29,6 +29,8 @@ pub struct Floors {
     pub during_recovery: u64,
     /// Promises in force, added up over the judgements.
     pub promises: Promises,
+    /// Different images with a promise about a snapshot in force.
+    pub snapshot_images: u64,
     /// Wrong states on purpose.
     pub planted: u64,
 }
@@ -57,7 +59,9 @@ impl Floors {
             times: 60_000,
             allocation: 9000,
             subvolumes: 300,
+            snapshots: 0,
         },
+        snapshot_images: 0,
         planted: 850,
     };
     /// Of searches of recorded runs (`cairn torture systematic`).
@@ -80,7 +84,9 @@ impl Floors {
             times: 480,
             allocation: 50,
             subvolumes: 9,
+            snapshots: 20,
         },
+        snapshot_images: 18,
         planted: 40,
     };
     /// Of searches of workloads from a file: which kinds of change there are is up to the file.
@@ -95,7 +101,9 @@ impl Floors {
             times: Self::SEARCH.promises.times,
             allocation: 0,
             subvolumes: 0,
+            snapshots: 0,
         },
+        snapshot_images: 0,
         ..Self::SEARCH
     };
     /// Of runs with a fault (`cairn torture faults`).
@@ -119,7 +127,9 @@ impl Floors {
             allocation: 300,
             // There may be few workloads.
             subvolumes: 0,
+            snapshots: 0,
         },
+        snapshot_images: 0,
         planted: 760,
     };
 
@@ -157,6 +167,7 @@ impl Floors {
             ("states with torn writes", checked.torn, self.torn),
             ("states with reordered writes", checked.reordered, self.reordered),
             ("power failures in a recovery", during_recovery, self.during_recovery),
+            ("images with promised snapshots", checked.snapshot_images, self.snapshot_images),
             ("planted wrong states", checked.planted, self.planted),
         ];
         let promised =

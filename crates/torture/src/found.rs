@@ -1,7 +1,8 @@
 //! What a volume holds, as plain data: every name, every attribute, every byte. It is read once and
 //! can be judged many times, since one image may be what several crashes leave.
 use crate::contents::BLOCK_BYTES;
-use crate::snapshot::{Snapshot, of_volume, show};
+use crate::snapshot::{FullPath, Snapshot, of_volume, show};
+use crate::volume_snapshots::{FoundSnapshot, is_snapshot, listed};
 use cairn_engine::{Attributes, Error, FileType, InodeId, SeekTarget, Timestamp, Volume};
 use std::collections::BTreeMap;
 
@@ -50,6 +51,8 @@ pub struct Found {
     pub names: Snapshot<InodeId>,
     /// All objects.
     pub objects: BTreeMap<InodeId, FoundObject>,
+    /// All snapshots of subvolumes, by where they stand among the names.
+    pub snapshots: BTreeMap<FullPath, FoundSnapshot>,
 }
 
 impl Found {
@@ -69,11 +72,22 @@ impl Found {
                 objects.insert(*inode, object(volume, &attributes));
             }
         }
-        Ok(Self { names, objects })
+        let mut infos: BTreeMap<_, _> = BTreeMap::new();
+        for info in listed(volume).map_err(|error| format!("listing snapshots: {error}"))? {
+            infos.insert(info.root, info);
+        }
+        let mut snapshots = BTreeMap::new();
+        for (path, (_, root)) in names.names.iter().filter(|(path, _)| is_snapshot(path)) {
+            let info = infos.remove(root).ok_or("the snapshots change while they are listed")?;
+            let read = FoundSnapshot::read(volume, info);
+            let read = read.map_err(|error| format!("the snapshot {}: {error}", show(path)))?;
+            snapshots.insert(path.clone(), read);
+        }
+        Ok(Self { names, objects, snapshots })
     }
 }
 
-fn object(volume: &Volume, attributes: &Attributes) -> FoundObject {
+pub(crate) fn object(volume: &Volume, attributes: &Attributes) -> FoundObject {
     let size_bytes = attributes.size_bytes;
     let read = || {
         let mut bytes = Vec::new();

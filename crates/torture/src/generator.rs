@@ -7,9 +7,13 @@
 use crate::contents::{BLOCK_BYTES, Tag};
 use crate::model::{Model, NodeId};
 use crate::operation::{
-    Allocate, Base, Name, Operation, Path, Pieces, Rename, Special, Target, XattrSet,
+    Allocate, Base, CHANGES_IN_SNAPSHOTS, Name, Operation, Path, Pieces, Rename, Special,
+    Subvolume, Target, XattrSet,
 };
 use cairn_environment::random::Seeded;
+
+/// Names of snapshots, mostly.
+const SNAPSHOT_NAMES: u64 = 5;
 
 /// What the operations of a client are like.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +38,8 @@ pub struct Profile {
     pub colliding_percent: u64,
     /// This percentage of operations is on subvolumes: makes, moves or removes one.
     pub subvolume_percent: u64,
+    /// This percentage of operations is on snapshots: makes, deletes, holds or reads one.
+    pub snapshot_percent: u64,
     /// Extended attributes have any length up to 60 KiB: trees become deep, and attributes of many
     /// parts give way to short ones.
     pub large_xattrs: bool,
@@ -51,6 +57,7 @@ impl Profile {
         scatter_percent: 1,
         colliding_percent: 5,
         subvolume_percent: 2,
+        snapshot_percent: 2,
         large_xattrs: false,
     };
     /// For crash states: small, and with many points of durability.
@@ -84,6 +91,7 @@ impl Profile {
             scatter_percent: pick(&[0, 0, 5, 15]),
             colliding_percent: pick(&[0, 5, 50, 90]),
             subvolume_percent: pick(&[0, 1, 3, 8]),
+            snapshot_percent: pick(&[0, 0, 3, 8, 20]),
             large_xattrs: pick(&[0, 0, 1]) == 1,
             ..self
         }
@@ -213,6 +221,11 @@ impl Generator {
         }
     }
 
+    /// Whether there may be snapshots.
+    pub(crate) fn takes_snapshots(&self) -> bool {
+        self.profile.snapshot_percent > 0
+    }
+
     /// The client's operation number `index`.
     pub fn next(&mut self, model: &Model, index: usize) -> Operation {
         if self.random.chance(1, self.profile.durability_interval) {
@@ -229,6 +242,9 @@ impl Generator {
         }
         if self.random.chance(self.profile.subvolume_percent, 100) {
             return self.on_subvolumes(model);
+        }
+        if self.random.chance(self.profile.snapshot_percent, 100) {
+            return self.on_snapshots(model);
         }
         let [data, names, handles, attributes] = self.profile.weights;
         let choice = self.random.below(data + names + handles + attributes);
@@ -388,6 +404,50 @@ impl Generator {
             _ => {
                 let want = if self.random.chance(1, 8) { Want::Any } else { Want::Subvolume };
                 Operation::RemoveSubvolume { path: self.path(model, want) }
+            }
+        }
+    }
+
+    /// A snapshot that exists, mostly, or the place for one.
+    fn snapshot(&mut self, model: &Model, exists: bool) -> (Subvolume, Name) {
+        let (mut of, mut name) = (Subvolume::Root, Name(self.random.below(SNAPSHOT_NAMES) as u8));
+        if self.random.chance(1, 2)
+            && let Some((path, _)) = self.existing(model, &Want::Subvolume)
+        {
+            of = Subvolume::At(path);
+        }
+        let has_been_chosen = exists && self.random.chance(9, 10);
+        let all: Vec<_> = model.snapshots().keys().collect();
+        if has_been_chosen && !all.is_empty() {
+            let (root, bytes) = all[self.random.below(all.len() as u64) as usize];
+            let mut paths = model.paths().into_iter();
+            of = match paths.find(|(_, id)| id == root) {
+                Some((path, _)) => Subvolume::At(path),
+                None => Subvolume::Root,
+            };
+            let is_name = |name: &Name| name.bytes(model.client()) == *bytes;
+            name = (0..Name::END).map(Name).find(is_name).unwrap_or(name);
+        } else if self.random.chance(1, 8) {
+            name = Some(self.name()).filter(|name| *name != Name::TOO_LONG).unwrap_or(name);
+        }
+        if self.random.chance(1, 30) {
+            of = Subvolume::At(self.path(model, Want::Any));
+        }
+        (of, name)
+    }
+
+    fn on_snapshots(&mut self, model: &Model) -> Operation {
+        let choice = self.random.below(20);
+        let (of, name) = self.snapshot(model, choice >= 7);
+        match choice {
+            0..7 => Operation::CreateSnapshot { of, name },
+            7..12 => Operation::DeleteSnapshot { of, name },
+            12..14 => Operation::HoldSnapshot { of, name, held: self.random.chance(1, 3) },
+            // Files may be too long to be read.
+            14..18 if self.profile.crashes => Operation::ReadSnapshot { of, name },
+            _ => {
+                let change = self.random.below(u64::from(CHANGES_IN_SNAPSHOTS)) as u8;
+                Operation::ChangeInSnapshot { of, name, change }
             }
         }
     }

@@ -103,6 +103,15 @@ pub struct TimesHistory {
     pub logged: Vec<usize>,
 }
 
+/// A snapshot that the client has asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// The operation that did.
+    pub operation: usize,
+    /// The root directory of its subvolume.
+    pub root: NodeId,
+}
+
 /// History of a client.
 #[derive(Clone, Debug)]
 pub struct ClientHistory {
@@ -120,6 +129,8 @@ pub struct ClientHistory {
     pub files: BTreeMap<NodeId, FileHistory>,
     /// The times of its nodes, as far as they were noted.
     pub times: BTreeMap<NodeId, TimesHistory>,
+    /// Snapshots of subvolumes, by their numbers.
+    pub taken: BTreeMap<NodeId, Taken>,
     /// The device failed writes: data that was never acknowledged may be unreadable.
     pub may_be_unreadable: bool,
     /// Operations before the device's history: they are durable.
@@ -151,6 +162,7 @@ impl ClientHistory {
             runs: vec![Run { first: 0, snapshot: Arc::new(of_model(model)) }],
             files: BTreeMap::new(),
             times: BTreeMap::new(),
+            taken: BTreeMap::new(),
             may_be_unreadable: false,
             recorded_from: 0,
             sabotage: Sabotage::None,
@@ -224,7 +236,10 @@ impl ClientHistory {
         if let Some(node) = effects.replacement {
             self.files.entry(node).or_default().replacements.push(prefix);
         }
-        if !effects.metadata.is_empty() {
+        if let Some((id, root)) = effects.taken {
+            self.taken.insert(id, Taken { operation: index, root });
+        }
+        if !effects.metadata.is_empty() || effects.snapshots {
             let snapshot = of_model(model);
             let last = self.runs.last().expect("there is a first run");
             let same_names = last.snapshot.digest == snapshot.digest
@@ -398,9 +413,13 @@ impl ClientHistory {
             .map(|promise| promise.contents)
             .max()
             .unwrap_or(0);
+        promised.max(self.times_logged(node, first))
+    }
+
+    /// The last of the first `first` operations that logged all attributes of a node.
+    pub(crate) fn times_logged(&self, node: NodeId, first: usize) -> usize {
         let logged = self.times.get(&node).map_or(&[][..], |times| &times.logged);
-        let logged = logged.iter().copied().filter(|prefix| *prefix <= first).max().unwrap_or(0);
-        promised.max(logged)
+        logged.iter().copied().filter(|prefix| *prefix <= first).max().unwrap_or(0)
     }
 
     /// The last prefix of run number `run`.

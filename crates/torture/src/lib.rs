@@ -18,6 +18,7 @@
 pub mod ace;
 pub mod behind;
 pub mod campaign;
+pub mod cleanups;
 pub mod colliding;
 #[cfg(not(feature = "shuttle"))]
 pub mod command;
@@ -37,6 +38,7 @@ pub mod lying;
 pub mod medium;
 pub mod model;
 mod model_apply;
+mod model_snapshots;
 mod mount_calls;
 #[cfg(not(feature = "shuttle"))]
 pub mod mounted;
@@ -44,6 +46,7 @@ pub mod operation;
 pub mod oracle;
 pub mod plain;
 mod planted;
+mod planted_snapshots;
 pub mod promises;
 pub mod readable;
 #[cfg(not(feature = "shuttle"))]
@@ -53,6 +56,7 @@ pub mod refusal;
 #[cfg(not(feature = "shuttle"))]
 pub mod run_report;
 pub mod runner;
+mod runner_snapshots;
 #[cfg(not(feature = "shuttle"))]
 pub mod runs;
 #[doc(hidden)]
@@ -71,7 +75,10 @@ pub mod systematic;
 mod times;
 pub mod uneven;
 pub mod unfinished;
+mod used_again;
 pub mod verdict;
+mod verdict_snapshots;
+pub mod volume_snapshots;
 pub mod watchdog;
 mod ways_to_fsync;
 pub mod workload;

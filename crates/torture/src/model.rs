@@ -9,6 +9,7 @@
 //! a node without names stays as long as a handle refers to it.
 use crate::contents::Contents;
 use crate::operation::{Base, Name, Path, Special, Target};
+use crate::volume_snapshots::ModelSnapshot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,6 +33,10 @@ pub enum Failure {
     CrossDevice,
     /// The subvolume of the inode was removed.
     Stale,
+    /// A snapshot is held, or a subvolume has one.
+    Busy,
+    /// It is in a snapshot.
+    ReadOnly,
     TooLarge,
     XattrTooLarge,
     /// The volume is full. The model has no such limit: [`crate::refusal`] says what may be
@@ -155,6 +160,8 @@ pub struct Model {
     pub(crate) shared: NodeId,
     pub(crate) client: u8,
     pub(crate) layout: Layout,
+    /// By the root directory of the subvolume, and name.
+    pub(crate) snapshots: BTreeMap<(NodeId, Vec<u8>), Arc<ModelSnapshot>>,
     next: NodeId,
 }
 
@@ -176,8 +183,13 @@ pub struct Effects {
     pub gone: Option<(NodeId, Range<u64>)>,
     /// Node and kind of an fsync.
     pub fsync: Option<(NodeId, bool)>,
-    /// A subvolume was made or removed: the namespace is durable when the operation returns.
+    /// A subvolume or a snapshot was made or removed: the namespace is durable when the operation
+    /// returns.
     pub is_durable: bool,
+    /// Which snapshots there are has changed, or which of them are held.
+    pub snapshots: bool,
+    /// The number of a new snapshot, and the root directory of its subvolume.
+    pub taken: Option<(NodeId, NodeId)>,
 }
 
 impl Model {
@@ -201,7 +213,16 @@ impl Model {
                 ..Node::new(Body::Directory(root, 0), 0o755, 0, 0)
             },
         );
-        Self { nodes, handles: BTreeMap::new(), own, shared: 1, client, layout, next: 3 }
+        Self {
+            nodes,
+            handles: BTreeMap::new(),
+            own,
+            shared: 1,
+            client,
+            layout,
+            snapshots: BTreeMap::new(),
+            next: 3,
+        }
     }
 
     /// The client whose names the model's are.
@@ -241,6 +262,27 @@ impl Model {
             }
         }
         found
+    }
+
+    /// The root directory of a subvolume, as far as the client's namespace shows it.
+    pub(crate) fn shown(&self, root: NodeId) -> Option<NodeId> {
+        (root != 0 || self.layout == Layout::Alone).then_some(root)
+    }
+
+    /// The snapshots: the root directory of the subvolume, the name, and what it holds.
+    pub fn snapshots(&self) -> &BTreeMap<(NodeId, Vec<u8>), Arc<ModelSnapshot>> {
+        &self.snapshots
+    }
+
+    /// Whether a subvolume has snapshots.
+    pub(crate) fn has_snapshots(&self, root: NodeId) -> bool {
+        self.snapshots.keys().any(|(of, _)| *of == root)
+    }
+
+    /// A number that no node has.
+    pub(crate) fn new_id(&mut self) -> NodeId {
+        self.next += 1;
+        self.next - 1
     }
 
     /// The number of the node that is inserted next.

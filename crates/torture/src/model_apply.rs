@@ -44,6 +44,11 @@ impl Model {
                 outcome
             }
             Operation::RemoveSubvolume { path } => self.remove_subvolume(path, effects),
+            Operation::CreateSnapshot { .. }
+            | Operation::DeleteSnapshot { .. }
+            | Operation::HoldSnapshot { .. }
+            | Operation::ReadSnapshot { .. }
+            | Operation::ChangeInSnapshot { .. } => self.on_snapshot(operation, effects),
             Operation::MakeSymlink { path, target_bytes } => {
                 Self::expect_name(&self.place(path)?.1)?;
                 match *target_bytes {
@@ -399,6 +404,7 @@ impl Model {
             Some(_) => {}
         }
         if self.is_subvolume(node) {
+            self.expect_no_snapshots(node)?;
             self.drop_subvolume(parent, &name, node, effects);
             return Ok(Value::Nothing);
         }
@@ -416,6 +422,7 @@ impl Model {
         if !self.is_subvolume(node) {
             return Err(Failure::InvalidArgument);
         }
+        self.expect_no_snapshots(node)?;
         if self.holds_subvolumes(node) {
             return Err(Failure::NotEmpty);
         }

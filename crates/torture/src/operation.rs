@@ -185,6 +185,18 @@ pub enum XattrSet {
     Replace,
 }
 
+/// The subvolume of a snapshot.
+#[derive(Clone, PartialEq, Eq, Debug, Hash)]
+pub enum Subvolume {
+    /// That at the root of the volume, which has the names of all clients.
+    Root,
+    /// That with this root directory.
+    At(Path),
+}
+
+/// How many kinds of change [`Operation::ChangeInSnapshot`] tries.
+pub const CHANGES_IN_SNAPSHOTS: u8 = 10;
+
 /// One operation of a client.
 #[derive(Clone, PartialEq, Eq, Debug, Hash)]
 #[allow(missing_docs)]
@@ -207,6 +219,31 @@ pub enum Operation {
     /// [`Operation::RemoveDirectory`].
     RemoveSubvolume {
         path: Path,
+    },
+    /// Durable when it returns, as are the next two.
+    CreateSnapshot {
+        of: Subvolume,
+        name: Name,
+    },
+    DeleteSnapshot {
+        of: Subvolume,
+        name: Name,
+    },
+    HoldSnapshot {
+        of: Subvolume,
+        name: Name,
+        held: bool,
+    },
+    /// Reads all of it.
+    ReadSnapshot {
+        of: Subvolume,
+        name: Name,
+    },
+    /// Tries to change something in it: this one of [`CHANGES_IN_SNAPSHOTS`].
+    ChangeInSnapshot {
+        of: Subvolume,
+        name: Name,
+        change: u8,
     },
     MakeSymlink {
         path: Path,
@@ -344,7 +381,12 @@ impl Operation {
     pub fn changes_no_file(&self) -> bool {
         let reads = matches!(
             self,
-            Self::Read { .. } | Self::List { .. } | Self::GetXattr { .. } | Self::Close { .. }
+            Self::Read { .. }
+                | Self::List { .. }
+                | Self::GetXattr { .. }
+                | Self::Close { .. }
+                | Self::ReadSnapshot { .. }
+                | Self::ChangeInSnapshot { .. }
         );
         reads
             || matches!(

@@ -11,8 +11,10 @@ use crate::damaged::damage_root;
 use crate::found::Found;
 use crate::history::ClientHistory;
 use crate::planted::{Wrong, is_stale, out_of_order, with_bad_file, with_older};
+use crate::planted_snapshots::with_wrong_snapshot;
 use crate::promises::{Kind, Ledger, Promise, Promises};
 use crate::sabotage::Sabotage;
+use crate::snapshot::show;
 use crate::survivors::Survived;
 use crate::verdict::{accepts, judge_found};
 use cairn_blockdev::BlockDevice;
@@ -36,6 +38,8 @@ pub struct Checked {
     pub reordered: u64,
     /// Promises in force, added up over the judgements.
     pub promises: Promises,
+    /// Different images that were judged with a promise about a snapshot in force.
+    pub snapshot_images: u64,
     /// Wrong states on purpose; the judge refused each.
     pub planted: u64,
 }
@@ -48,6 +52,7 @@ impl Checked {
         self.torn += other.torn;
         self.reordered += other.reordered;
         self.promises.add(&other.promises);
+        self.snapshot_images += other.snapshot_images;
         self.planted += other.planted;
     }
 }
@@ -62,6 +67,9 @@ pub(crate) struct Oracle<'a> {
     /// Promises of each client, by [`Oracle::promises_key`].
     in_force: HashMap<u64, Vec<Promises>>,
     images: HashSet<u64>,
+    snapshot_images: HashSet<u64>,
+    /// Of each snapshot, by its identity, what it holds for ever.
+    lives: HashMap<[u8; 16], u64>,
     judged: HashSet<(u64, u64)>,
     /// How many acknowledgements of all clients there had been.
     acknowledged: HashSet<usize>,
@@ -84,6 +92,8 @@ impl<'a> Oracle<'a> {
             ledgers: histories.iter().map(Ledger::new).collect(),
             in_force: HashMap::new(),
             images: HashSet::new(),
+            snapshot_images: HashSet::new(),
+            lives: HashMap::new(),
             judged: HashSet::new(),
             acknowledged: HashSet::new(),
             checked: Checked::default(),
@@ -158,6 +168,15 @@ impl<'a> Oracle<'a> {
         position: usize,
     ) -> Result<(), String> {
         judge_found(found, self.histories, position)?;
+        for (path, snapshot) in &found.snapshots {
+            let life = *self.lives.entry(snapshot.info.uuid).or_insert(snapshot.digest);
+            if life != snapshot.digest {
+                return Err(format!(
+                    "the snapshot {} is not as it was in a state before",
+                    show(path)
+                ));
+            }
+        }
         let key = self.promises_key(position);
         if !self.judged.insert((image, key)) {
             return Ok(());
@@ -171,10 +190,20 @@ impl<'a> Oracle<'a> {
         let count = || ledgers.iter().map(|ledger| ledger.count(position)).collect();
         let in_force: &Vec<Promises> = self.in_force.entry(key).or_insert_with(count);
         let mut missing = Vec::new();
+        if in_force.iter().any(|promises| promises.snapshots > 0) {
+            let is_new = self.snapshot_images.insert(image);
+            self.checked.snapshot_images += u64::from(is_new);
+        }
         for (client, promises) in in_force.iter().enumerate() {
             self.checked.promises.add(promises);
             let kinds = Kind::ALL.into_iter().filter(|kind| promises.of(*kind) > 0);
-            let wrongs = kinds.map(Wrong::Older).chain([Wrong::Foreign, Wrong::Unreadable]);
+            let wrongs = kinds.map(Wrong::Older).chain([
+                Wrong::Foreign,
+                Wrong::Unreadable,
+                Wrong::ForeignInSnapshot,
+                Wrong::OlderInSnapshot,
+                Wrong::NewerInSnapshot,
+            ]);
             let is_new = |wrong: &Wrong| !self.planted[client][wrong.index()];
             missing.extend(wrongs.filter(is_new).map(|wrong| (client, wrong)));
         }
@@ -203,6 +232,9 @@ impl<'a> Oracle<'a> {
         let planted = match wrong {
             Wrong::Older(kind) => {
                 self.choose(client, kind, position).and_then(|chosen| with_older(found, &chosen))
+            }
+            Wrong::ForeignInSnapshot | Wrong::OlderInSnapshot | Wrong::NewerInSnapshot => {
+                with_wrong_snapshot(found, history, wrong, position)
             }
             // The judge may let data be unreadable that could not be written.
             Wrong::Unreadable if history.may_be_unreadable => None,

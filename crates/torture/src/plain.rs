@@ -1,17 +1,21 @@
 //! One client and no crash: after every few operations, and after each remount, the volume must
 //! equal the model in everything, and fsck must find nothing.
-use crate::contents::{BLOCK_BYTES, describe};
+use crate::contents::{BLOCK_BYTES, Contents, describe};
 use crate::crash::expect_clean;
 use crate::files::mkfs_options;
 use crate::generator::{Generator, Profile};
-use crate::model::{Layout, Model};
+use crate::model::{Layout, Model, NodeId};
 use crate::operation::{Operation, listing};
 use crate::runner::{Runner, make_bases};
-use crate::snapshot::{differences, of_model, of_volume, show};
+use crate::snapshot::{
+    FullPath, Snapshot, differences, hash, of_model, of_snapshot, of_volume, show,
+};
+use crate::volume_snapshots::{is_snapshot, listed};
 use crate::workload::compare_outcome;
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::mkfs::mkfs;
-use cairn_engine::{Error, InodeId, SeekTarget, Volume, VolumeOptions};
+use cairn_engine::{Attributes, Error, InodeId, SeekTarget, Volume, VolumeOptions};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,7 +51,12 @@ const COMPARE_WHOLE_BYTES: u64 = 4 << 20;
 
 /// Compares contents, sizes, times and what is allocated with the model; exactly, if nothing is in
 /// memory, since the volume was just mounted again.
-fn compare_files(volume: &Volume, model: &Model, remounted: bool) -> Result<(), String> {
+fn compare_files(
+    volume: &Volume,
+    model: &Model,
+    remounted: bool,
+    lives: &mut Lives,
+) -> Result<(), String> {
     let expected = of_model(model);
     let batch = 1 + expected.names.len() % 13;
     let found =
@@ -59,6 +68,9 @@ fn compare_files(volume: &Volume, model: &Model, remounted: bool) -> Result<(), 
         ));
     }
     for ((path, (_, node)), (_, inode)) in expected.names.iter().zip(found.names.values()) {
+        if is_snapshot(path) {
+            continue;
+        }
         let node = model.node(*node).expect("a snapshot's nodes exist");
         let attributes =
             volume.attributes(*inode).map_err(|error| format!("{}: {error}", show(path)))?;
@@ -72,35 +84,94 @@ fn compare_files(volume: &Volume, model: &Model, remounted: bool) -> Result<(), 
             ));
         }
         if let Some(contents) = node.contents() {
-            if contents.size_bytes() != attributes.size_bytes {
-                return Err(format!(
-                    "{} has {} bytes, expected {}",
-                    show(path),
-                    attributes.size_bytes,
-                    contents.size_bytes()
-                ));
-            }
-            let (blocks, expected) =
-                (attributes.blocks_512 * 512 / BLOCK_BYTES, contents.allocated().len() as u64);
-            // Of data in memory it is not always known whether it will need more space.
-            if blocks < expected || remounted && blocks > expected {
-                return Err(format!(
-                    "{} (inode {inode}) occupies {blocks} blocks, expected {expected}",
+            compare_file(volume, path, &attributes, contents, remounted)?;
+        }
+    }
+    compare_snapshots(volume, model, &expected, &found, lives)
+}
+
+/// Of each snapshot, by its identity, a digest of all times in it, which never change.
+type Lives = BTreeMap<[u8; 16], u64>;
+
+/// Compares each snapshot with what the model had when it was made.
+fn compare_snapshots(
+    volume: &Volume,
+    model: &Model,
+    expected: &Snapshot<NodeId>,
+    found: &Snapshot<InodeId>,
+    lives: &mut Lives,
+) -> Result<(), String> {
+    let identities: BTreeMap<_, _> = listed(volume)
+        .map_err(|error| format!("listing snapshots: {error}"))?
+        .into_iter()
+        .map(|info| (info.root, info.uuid))
+        .collect();
+    for (path, (_, id)) in expected.names.iter().filter(|(path, _)| is_snapshot(path)) {
+        let mut all = model.snapshots().values();
+        let of_model = all.find(|snapshot| snapshot.id == *id).expect("it is the model's");
+        let wrong = |error: String| format!("the snapshot {}: {error}", show(path));
+        let root = found.names[path].1;
+        let there = of_snapshot(volume, root, 1 + of_model.names.names.len() % 13)
+            .map_err(|error| wrong(error.to_string()))?;
+        if of_model.names.digest != there.digest {
+            return Err(wrong(differences(&of_model.names, &there).join("\n    ")));
+        }
+        let mut times = Vec::new();
+        for ((path, (_, node)), (_, inode)) in of_model.names.names.iter().zip(there.names.values())
+        {
+            let attributes = volume.attributes(*inode).map_err(|error| wrong(error.to_string()))?;
+            let seconds = of_model.modified_seconds.get(node).copied();
+            if seconds.is_some_and(|seconds| seconds != attributes.modified.seconds) {
+                let found = attributes.modified.seconds;
+                return Err(wrong(format!(
+                    "{} was modified at {found}, expected {seconds:?}",
                     show(path)
-                ));
+                )));
             }
-            compare_contents(volume, *inode, contents)
-                .map_err(|error| format!("{} (inode {inode}): {error}", show(path)))?;
+            let all = [attributes.modified, attributes.changed, attributes.created];
+            times.push(all.map(|time| (time.seconds, time.nanoseconds)));
+            let Some(contents) = of_model.files.get(node) else { continue };
+            compare_file(volume, path, &attributes, contents, true).map_err(wrong)?;
+        }
+        let times = hash(times);
+        if *lives.entry(identities[&root]).or_insert(times) != times {
+            return Err(wrong("times in it have changed".into()));
         }
     }
     Ok(())
 }
 
-fn compare_contents(
+/// Compares a file's length, how much of it is allocated, and its bytes.
+fn compare_file(
     volume: &Volume,
-    inode: InodeId,
-    contents: &crate::contents::Contents,
+    path: &FullPath,
+    attributes: &Attributes,
+    contents: &Contents,
+    is_written: bool,
 ) -> Result<(), String> {
+    let inode = attributes.inode;
+    if contents.size_bytes() != attributes.size_bytes {
+        return Err(format!(
+            "{} has {} bytes, expected {}",
+            show(path),
+            attributes.size_bytes,
+            contents.size_bytes()
+        ));
+    }
+    let (blocks, expected) =
+        (attributes.blocks_512 * 512 / BLOCK_BYTES, contents.allocated().len() as u64);
+    // Of data in memory it is not always known whether it will need more space.
+    if blocks < expected || is_written && blocks > expected {
+        return Err(format!(
+            "{} (inode {inode}) occupies {blocks} blocks, expected {expected}",
+            show(path)
+        ));
+    }
+    compare_contents(volume, inode, contents)
+        .map_err(|error| format!("{} (inode {inode}): {error}", show(path)))
+}
+
+fn compare_contents(volume: &Volume, inode: InodeId, contents: &Contents) -> Result<(), String> {
     let size = contents.size_bytes();
     let ranges: Vec<(u64, u64)> = if size <= COMPARE_WHOLE_BYTES {
         vec![(0, size + 1)]
@@ -137,11 +208,7 @@ fn compare_contents(
 }
 
 /// What `seek` calls a hole must be zeros, and it must come to an end.
-fn compare_holes(
-    volume: &Volume,
-    inode: InodeId,
-    contents: &crate::contents::Contents,
-) -> Result<(), String> {
+fn compare_holes(volume: &Volume, inode: InodeId, contents: &Contents) -> Result<(), String> {
     let size = contents.size_bytes();
     let mut at = 0;
     while at < size {
@@ -222,6 +289,7 @@ fn try_perform(
         Runner::new(volume, Layout::Alone).map_err(|error| format!("the bases: {error}"))
     };
     let mut runner = start(&volume)?;
+    let mut lives = Lives::new();
     while let Some(operation) = next(&model, done.len()) {
         let index = done.len();
         done.push(operation.clone());
@@ -229,7 +297,7 @@ fn try_perform(
         let (expected, _) = model.apply(&operation);
         compare_outcome(index, &operation, &found, &expected)?;
         if done.len().is_multiple_of(options.compare_interval) {
-            compare_files(&volume, &model, false)
+            compare_files(&volume, &model, false, &mut lives)
                 .map_err(|error| format!("after operation {index}: {error}"))?;
             compare_space(&volume, options.volume_bytes)?;
         }
@@ -238,12 +306,13 @@ fn try_perform(
                 .map_err(|error| format!("after operation {index}: {error}"))?;
             volume = open()?;
             runner = start(&volume)?;
-            compare_files(&volume, &model, true)
+            compare_files(&volume, &model, true, &mut lives)
                 .map_err(|error| format!("remounted after operation {index}: {error}"))?;
         }
     }
     remount(&mut runner, &mut model, volume, &*device)?;
-    compare_files(&open()?, &model, true).map_err(|error| format!("remounted at the end: {error}"))
+    compare_files(&open()?, &model, true, &mut lives)
+        .map_err(|error| format!("remounted at the end: {error}"))
 }
 
 /// Closes everything; fsck must be content.
@@ -295,7 +364,7 @@ fn shrink(
     mut error: String,
     options: &PlainOptions,
 ) -> (Vec<Operation>, String) {
-    const TIME_MAX: Duration = Duration::from_secs(60);
+    const TIME_MAX: Duration = Duration::from_secs(30);
     let begin = cairn_environment::clock::now_monotonic();
     let options =
         PlainOptions { compare_interval: 1.max(options.compare_interval / 8), ..*options };

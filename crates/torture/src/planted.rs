@@ -30,11 +30,17 @@ pub(crate) enum Wrong {
     Stale,
     /// An operation of one client is there, and one of another that had ended before it is not.
     Order,
+    /// Bytes that no client wrote, in a snapshot.
+    ForeignInSnapshot,
+    /// A block of a file in a snapshot as it was earlier.
+    OlderInSnapshot,
+    /// The same as it became later.
+    NewerInSnapshot,
 }
 
 impl Wrong {
     /// How many there are, with all kinds of promises.
-    pub(crate) const COUNT: usize = Kind::ALL.len() + 4;
+    pub(crate) const COUNT: usize = Kind::ALL.len() + 7;
 
     pub(crate) fn index(self) -> usize {
         match self {
@@ -43,6 +49,9 @@ impl Wrong {
             Self::Unreadable => Kind::ALL.len() + 1,
             Self::Stale => Kind::ALL.len() + 2,
             Self::Order => Kind::ALL.len() + 3,
+            Self::ForeignInSnapshot => Kind::ALL.len() + 4,
+            Self::OlderInSnapshot => Kind::ALL.len() + 5,
+            Self::NewerInSnapshot => Kind::ALL.len() + 6,
         }
     }
 
@@ -54,6 +63,9 @@ impl Wrong {
             Self::Unreadable => "a file that can't be read".into(),
             Self::Stale => "a state before the last acknowledgement".into(),
             Self::Order => "names older than those of other clients".into(),
+            Self::ForeignInSnapshot => "bytes from nowhere in a snapshot".into(),
+            Self::OlderInSnapshot => "older data in a snapshot".into(),
+            Self::NewerInSnapshot => "newer data in a snapshot".into(),
         }
     }
 }
@@ -74,6 +86,18 @@ pub(crate) fn with_older(found: &Found, promise: &Promise<'_>) -> Option<(Found,
         wrong.names = Snapshot::finish(wrong.names.names);
         return Some((wrong, place));
     }
+    if let Older::Snapshot(older) = promise.older {
+        wrong.names.names.remove(promise.path);
+        let gone = wrong.snapshots.remove(promise.path);
+        if let Some(facts) = older {
+            let like = gone.or_else(|| wrong.snapshots.values().next().cloned())?;
+            wrong.names.names.insert(promise.path.clone(), (facts.clone(), NEW_INODE));
+            wrong.objects.insert(NEW_INODE, empty_object(false));
+            wrong.snapshots.insert(promise.path.clone(), like);
+        }
+        wrong.names = Snapshot::finish(wrong.names.names);
+        return Some((wrong, place));
+    }
     if let Older::Name(older) | Older::Subvolume(older) = promise.older {
         wrong.names.names.remove(promise.path);
         if let Some(facts) = older {
@@ -87,7 +111,9 @@ pub(crate) fn with_older(found: &Found, promise: &Promise<'_>) -> Option<(Found,
     let (there, inode) = wrong.names.names.get_mut(promise.path)?;
     let object = wrong.objects.get_mut(inode)?;
     match promise.older {
-        Older::Name(_) | Older::Subvolume(_) => unreachable!("done above"),
+        Older::Name(_) | Older::Subvolume(_) | Older::Snapshot(_) => {
+            unreachable!("done above")
+        }
         Older::Attributes(older) => {
             (there.mode, there.uid, there.gid) = (older.mode, older.uid, older.gid);
         }
@@ -119,7 +145,7 @@ fn empty_object(is_file: bool) -> FoundObject {
 }
 
 /// As many bytes as name their origin: no version of a file begins with others by chance.
-const FOREIGN_BYTES: usize = 16;
+pub(crate) const FOREIGN_BYTES: usize = 16;
 
 /// `found` with bytes that nothing wrote in a file of `client`, or with that file unreadable.
 pub(crate) fn with_bad_file(
@@ -145,7 +171,7 @@ pub(crate) fn with_bad_file(
 }
 
 /// The runs of prefixes of a client that may be found at a position, with the namespace in `found`.
-fn runs_of(found: &Found, client: &ClientHistory, position: usize) -> Vec<usize> {
+pub(crate) fn runs_of(found: &Found, client: &ClientHistory, position: usize) -> Vec<usize> {
     let (least, most) = client.prefixes_at(position);
     let digest = names_of(found, client).digest;
     let first = client.runs.partition_point(|run| run.first <= least) - 1;
@@ -179,12 +205,15 @@ pub(crate) fn out_of_order(
     let mut mixed = found.clone();
     for path in names_of(found, absent).names.keys() {
         mixed.names.names.remove(path);
+        mixed.snapshots.remove(path);
     }
     for (path, (facts, inode)) in &names_of(older, absent).names {
         // The number may be that of another object by now.
         let moved = InodeId(inode.0 | 1 << 62);
         mixed.objects.insert(moved, older.objects[inode].clone());
         mixed.names.names.insert(path.clone(), (facts.clone(), moved));
+        let snapshot = older.snapshots.get(path);
+        mixed.snapshots.extend(snapshot.map(|snapshot| (path.clone(), snapshot.clone())));
     }
     mixed.names = Snapshot::finish(mixed.names.names);
     Some(mixed)

@@ -17,6 +17,7 @@ use crate::history::{ClientHistory, FileHistory};
 use crate::model::NodeId;
 use crate::snapshot::{Facts, FullPath, Snapshot};
 use crate::verdict::allocated_between;
+use crate::volume_snapshots::is_snapshot;
 use cairn_engine::Timestamp;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
@@ -34,11 +35,12 @@ pub enum Kind {
     Times,
     Allocation,
     Subvolumes,
+    Snapshots,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Names,
         Self::Attributes,
         Self::Links,
@@ -48,6 +50,7 @@ impl Kind {
         Self::Times,
         Self::Allocation,
         Self::Subvolumes,
+        Self::Snapshots,
     ];
 
     /// What a promise of this kind is about, in a report.
@@ -63,6 +66,7 @@ impl Kind {
             Self::Times => "times",
             Self::Allocation => "allocated blocks",
             Self::Subvolumes => "subvolumes",
+            Self::Snapshots => "snapshots",
         }
     }
 }
@@ -88,6 +92,8 @@ pub struct Promises {
     pub allocation: u64,
     /// Whether a name leads to a subvolume.
     pub subvolumes: u64,
+    /// Snapshots, that they are there or gone, and held or not.
+    pub snapshots: u64,
 }
 
 impl Promises {
@@ -109,6 +115,7 @@ impl Promises {
             Kind::Times => &mut self.times,
             Kind::Allocation => &mut self.allocation,
             Kind::Subvolumes => &mut self.subvolumes,
+            Kind::Snapshots => &mut self.snapshots,
         }
     }
 
@@ -149,6 +156,8 @@ pub(crate) enum Older<'a> {
     Name(Option<&'a Facts>),
     /// The same of a name that leads to a subvolume, or did.
     Subvolume(Option<&'a Facts>),
+    /// Of a snapshot: none, when it did not exist.
+    Snapshot(Option<&'a Facts>),
     Attributes(&'a Facts),
     Links(&'a Facts),
     Xattrs(&'a Facts),
@@ -174,6 +183,7 @@ impl Promise<'_> {
         match self.older {
             Older::Name(_) => Kind::Names,
             Older::Subvolume(_) => Kind::Subvolumes,
+            Older::Snapshot(_) => Kind::Snapshots,
             Older::Attributes(_) => Kind::Attributes,
             Older::Links(_) => Kind::Links,
             Older::Xattrs(_) => Kind::Xattrs,
@@ -245,6 +255,11 @@ impl<'a> Ledger<'a> {
                 continue;
             }
             let mut promise = |older| visit(Promise { path, older });
+            if is_snapshot(path) {
+                let older = self.older(versions, split, end, |facts| facts.map(|it| it.mode));
+                older.into_iter().for_each(|older| promise(Older::Snapshot(older)));
+                continue;
+            }
             self.facts(versions, split, end, &mut promise);
             // Only of what certainly has this name: then the judge compares it with this node.
             let Some((_, node)) = versions[split - 1].what else { continue };
@@ -401,7 +416,7 @@ fn window<T>(changes: &[(usize, T)], floor: usize, most: usize) -> (usize, usize
     (split, until(most).max(split))
 }
 
-fn same_bytes(left: Option<&Block>, right: Option<&Block>, length: usize) -> bool {
+pub(crate) fn same_bytes(left: Option<&Block>, right: Option<&Block>, length: usize) -> bool {
     let zeros = |block: &Block| block[..length].iter().all(|byte| *byte == 0);
     match (left, right) {
         (None, None) => true,

@@ -26,6 +26,7 @@ fn may_be_refused(operation: &Operation) -> bool {
         Operation::Create { .. }
         | Operation::MakeDirectory { .. }
         | Operation::MakeSubvolume { .. }
+        | Operation::CreateSnapshot { .. }
         | Operation::MakeSymlink { .. }
         | Operation::MakeSpecial { .. }
         | Operation::CreateUnnamed { .. }
@@ -41,6 +42,17 @@ fn may_be_refused(operation: &Operation) -> bool {
     }
 }
 
+/// Whether a full volume with snapshots may refuse this as well: what it takes away stays in use,
+/// and so does what it changes. Deleting snapshots it may not refuse, nor making durable what was
+/// accepted.
+fn may_be_refused_beside_snapshots(operation: &Operation) -> bool {
+    match operation {
+        Operation::DeleteSnapshot { .. } | Operation::HoldSnapshot { .. } => false,
+        Operation::Fsync { .. } | Operation::Sync | Operation::Commit | Operation::Trim => false,
+        other => !other.changes_no_file(),
+    }
+}
+
 /// What was done of `operation`, which returned `found` on a volume where a writer can now get
 /// `available_bytes`.
 ///
@@ -49,6 +61,7 @@ fn may_be_refused(operation: &Operation) -> bool {
 pub fn done(
     operation: Operation,
     found: &Outcome,
+    beside_snapshots: bool,
     available_bytes: impl FnOnce() -> u64,
 ) -> Result<Done, String> {
     let operation = match (operation, found) {
@@ -59,7 +72,9 @@ pub fn done(
             Operation::Scatter { target, pieces, tag }
         }
         (operation, Err(Failure::NoSpace)) => {
-            if !may_be_refused(&operation) {
+            let may_be = may_be_refused(&operation)
+                || beside_snapshots && may_be_refused_beside_snapshots(&operation);
+            if !may_be {
                 return Err(format!(
                     "{operation:?} is refused, which gives space back or needs none"
                 ));
@@ -92,7 +107,7 @@ pub fn done(
 mod tests {
     use super::*;
     use crate::contents::Tag;
-    use crate::operation::{Base, Path, Pieces, Target};
+    use crate::operation::{Base, Name, Path, Pieces, Subvolume, Target};
 
     const FULL: fn() -> u64 = || 0;
 
@@ -102,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_full_volume_may_refuse_what_adds_something_alone() {
-        let refused = |operation| done(operation, &Err(Failure::NoSpace), FULL);
+        let refused = |operation| done(operation, &Err(Failure::NoSpace), false, FULL);
         let xattr = Operation::RemoveXattr { target: target(), name: 0 };
         assert!(refused(xattr.clone()).is_err());
         assert!(refused(Operation::Sync).is_err());
@@ -115,9 +130,13 @@ mod tests {
         };
         assert_eq!(operation, Operation::Refused(Box::new(write.clone())));
         assert!(operation.changes_no_file());
-        assert!(done(write, &Err(Failure::NoSpace), || 2 * PLENTY_BYTES).is_err());
+        assert!(done(write, &Err(Failure::NoSpace), false, || 2 * PLENTY_BYTES).is_err());
+        let beside = |operation| done(operation, &Err(Failure::NoSpace), true, FULL);
+        assert!(beside(xattr.clone()).is_ok_and(|done| done.refused));
+        let delete = Operation::DeleteSnapshot { of: Subvolume::Root, name: Name(1) };
+        assert!(beside(delete).is_err() && beside(Operation::Sync).is_err());
         let other =
-            done(xattr.clone(), &Err(Failure::NoAttribute), FULL).map(|done| done.operation);
+            done(xattr.clone(), &Err(Failure::NoAttribute), true, FULL).map(|done| done.operation);
         assert_eq!(other, Ok(xattr));
     }
 
@@ -125,16 +144,16 @@ mod tests {
     fn steps_before_the_refused_one_are_done() {
         let range =
             |mode| Operation::Allocate { target: target(), offset_bytes: 1, length_bytes: 2, mode };
-        let zero = done(range(Allocate::Zero), &Err(Failure::NoSpace), FULL);
+        let zero = done(range(Allocate::Zero), &Err(Failure::NoSpace), false, FULL);
         assert!(zero.is_ok_and(|done| done.refused && done.operation == range(Allocate::Punch)));
         let pieces = |count| Operation::Scatter {
             target: target(),
             pieces: Pieces { first_block: 0, count, stride_blocks: 2, bytes: 1 },
             tag: Tag { client: 0, operation: 0 },
         };
-        let some = done(pieces(9), &Ok(Value::Count(4)), FULL);
+        let some = done(pieces(9), &Ok(Value::Count(4)), false, FULL);
         assert!(some.is_ok_and(|done| done.refused && done.operation == pieces(4)));
-        let all = done(pieces(9), &Ok(Value::Count(9)), FULL);
+        let all = done(pieces(9), &Ok(Value::Count(9)), false, FULL);
         assert!(all.is_ok_and(|done| !done.refused && done.operation == pieces(9)));
     }
 }

@@ -14,6 +14,8 @@ use cairn_engine::{
     AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeId, NewInode,
     RenameMode, TimeChange, Timestamp, Volume, XattrMode,
 };
+use cairn_environment::Rank;
+use cairn_environment::lock::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -28,12 +30,15 @@ pub struct Runner {
     shared: InodeId,
     handles: BTreeMap<u8, InodeId>,
     fsync_ended: Option<FsyncEnded>,
+    layout: Layout,
+    /// Of each snapshot that was read, by its identity: [`FoundSnapshot::digest`].
+    pub(crate) lives: Mutex<BTreeMap<[u8; 16], u64>>,
 }
 
 /// A reference to an inode, given back at the end.
-struct Held<'v> {
+pub(crate) struct Held<'v> {
     volume: &'v Volume,
-    inode: InodeId,
+    pub(crate) inode: InodeId,
     counted: bool,
 }
 
@@ -59,6 +64,8 @@ pub fn failure(error: &Error) -> Failure {
         Error::NotPermitted(_) => Failure::NotPermitted,
         Error::CrossDevice => Failure::CrossDevice,
         Error::Stale => Failure::Stale,
+        Error::Busy => Failure::Busy,
+        Error::ReadOnly => Failure::ReadOnly,
         Error::FileTooLarge(_) => Failure::TooLarge,
         Error::XattrTooLarge => Failure::XattrTooLarge,
         Error::NoSpace => Failure::NoSpace,
@@ -84,7 +91,7 @@ pub fn make_bases(volume: &Volume, clients: u8) -> Result<(), Error> {
     Ok(())
 }
 
-fn new_inode(
+pub(crate) fn new_inode(
     file_type: FileType,
     mode: u32,
     uid: u32,
@@ -104,7 +111,7 @@ pub fn special_type(special: Special) -> FileType {
     }
 }
 
-fn nothing(result: Result<(), Error>) -> Outcome {
+pub(crate) fn nothing(result: Result<(), Error>) -> Outcome {
     result.map(|()| Value::Nothing).map_err(|error| failure(&error))
 }
 
@@ -127,6 +134,8 @@ impl Runner {
             shared,
             handles: BTreeMap::new(),
             fsync_ended: None,
+            layout,
+            lives: Mutex::new(Rank::LEAF, BTreeMap::new()),
         })
     }
 
@@ -158,7 +167,24 @@ impl Runner {
         }
     }
 
-    fn resolve(&self, path: &Path) -> Result<Held<'_>, Failure> {
+    pub(crate) fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    pub(crate) fn client(&self) -> u8 {
+        self.client
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// An inode that stays without a reference.
+    pub(crate) fn hold(&self, inode: InodeId) -> Held<'_> {
+        Held { volume: &self.volume, inode, counted: false }
+    }
+
+    pub(crate) fn resolve(&self, path: &Path) -> Result<Held<'_>, Failure> {
         let base = if path.base == Base::Own { self.own } else { self.shared };
         let mut held = Held { volume: &self.volume, inode: base, counted: false };
         for name in &path.names {
@@ -280,8 +306,14 @@ impl Runner {
             }
             Operation::RemoveSubvolume { path } => {
                 let (parent, name) = self.place(path)?;
-                nothing(volume.remove_subvolume(parent.inode, &name))
+                let remove = || volume.remove_subvolume(parent.inode, &name);
+                nothing(self.remove_when_cleaned_up(parent.inode, &name, &remove))
             }
+            Operation::CreateSnapshot { .. }
+            | Operation::DeleteSnapshot { .. }
+            | Operation::HoldSnapshot { .. }
+            | Operation::ReadSnapshot { .. }
+            | Operation::ChangeInSnapshot { .. } => self.perform_on_snapshots(operation),
             Operation::MakeSymlink { path, target_bytes } => {
                 let target = symlink_target(*target_bytes);
                 self.create(path, new_inode(FileType::Symlink, 0o777, 0, 0, Some(&target)))
@@ -305,7 +337,8 @@ impl Runner {
             }
             Operation::RemoveDirectory { path } => {
                 let (parent, name) = self.place(path)?;
-                nothing(volume.remove_directory(parent.inode, &name))
+                let remove = || volume.remove_directory(parent.inode, &name);
+                nothing(self.remove_when_cleaned_up(parent.inode, &name, &remove))
             }
             Operation::Rename { from, to, mode } => {
                 let ((old, old_name), (new, new_name)) = (self.place(from)?, self.place(to)?);

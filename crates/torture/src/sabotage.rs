@@ -6,7 +6,8 @@
 //! records or judges with it finds it there. It is [`Sabotage::None`] unless that test sets it, and
 //! each fault is looked for at one place.
 use crate::operation::Operation;
-use crate::snapshot::{Facts, Snapshot};
+use crate::snapshot::{Facts, FullPath, Snapshot};
+use crate::volume_snapshots::is_snapshot;
 use cairn_blockdev::simulated::Fate;
 
 /// What is wrong with an instrument.
@@ -40,6 +41,14 @@ pub enum Sabotage {
     ForgetsXattrs,
     /// The judge does not compare what is a subvolume.
     ForgetsSubvolumes,
+    /// The judge misses no snapshots.
+    ForgetsSnapshots,
+    /// The judge compares names in snapshots, and nothing else.
+    SnapshotsByName,
+    /// The judge accepts snapshots that are older than they must be.
+    SnapshotsMayBeOlder,
+    /// The judge accepts snapshots that have changed with their subvolume.
+    SnapshotsMayBeNewer,
     /// The judge accepts every version of a block, however old.
     ForgetsData,
     /// The judge does not compare sizes.
@@ -77,6 +86,9 @@ impl Sabotage {
                 | Operation::Trim
                 | Operation::MakeSubvolume { .. }
                 | Operation::RemoveSubvolume { .. }
+                | Operation::CreateSnapshot { .. }
+                | Operation::DeleteSnapshot { .. }
+                | Operation::HoldSnapshot { .. }
         );
         self != Self::ClientsNeverSync || !is_durability
     }
@@ -130,7 +142,13 @@ impl Sabotage {
                 self != Self::ForgetsSubvolumes && facts.is_subvolume != there.is_subvolume;
             names || attributes || links || xattrs || subvolumes
         };
+        let is_there = |path: &FullPath| !is_snapshot(path) || found.names.contains_key(path);
         match self {
+            Self::ForgetsSnapshots => {
+                let ours = expected.names.iter().filter(|(path, _)| is_there(path));
+                ours.map(|(path, (facts, _))| (path, facts))
+                    .eq(found.names.iter().map(|(path, (facts, _))| (path, facts)))
+            }
             Self::ForgetsNames
             | Self::ForgetsAttributes
             | Self::ForgetsLinks

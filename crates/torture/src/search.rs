@@ -6,6 +6,7 @@
 //! is read. What was found is then judged for every failure that leaves this image, since what has
 //! been acknowledged differs. Some images are also recovered for good: opened for writing, judged,
 //! closed, checked again; and the power fails once more during that.
+use crate::cleanups::expect_cleanups_to_end;
 use crate::crash::keep;
 use crate::found::Found;
 use crate::oracle::{Checked, Oracle};
@@ -243,6 +244,8 @@ impl<'a> Search<'a> {
         expect_removals_to_end(&volume)?;
         self.oracle.judge(fingerprint, &Arc::new(Found::read(&volume)?), position)?;
         volume.close().map_err(|error| format!("closing: {error}"))?;
+        let copy = Arc::new(state.snapshot());
+        expect_cleanups_to_end(&|| Ok(copy.clone() as Arc<dyn BlockDevice>))?;
         if self.oracle.expect_clean(&*state)?.orphans > 0 {
             let copy = Arc::new(state.snapshot());
             finish_orphans(&|| Ok(copy.clone() as Arc<dyn BlockDevice>))?;

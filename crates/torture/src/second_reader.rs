@@ -7,6 +7,7 @@
 //! owners, links, times, targets, extended attributes, sizes, data, and where the holes are.
 use crate::found::Found;
 use crate::snapshot::{hash, list, show};
+use crate::volume_snapshots::is_snapshot;
 use cairn_blockdev::BlockDevice;
 use cairn_engine::{Attributes, Error, FileType, InodeId, SeekTarget, Volume};
 use cairn_format::{
@@ -263,7 +264,8 @@ impl<'v> View<'v> {
     /// The engine can't say more about it, or a hole holds something.
     pub fn of_found(volume: &Volume, found: &'v Found) -> Result<Self, String> {
         let mut view = Self::default();
-        for (path, (facts, inode)) in &found.names.names {
+        let files = found.names.names.iter().filter(|(path, _)| !is_snapshot(path));
+        for (path, (facts, inode)) in files {
             let failed = |error: Error| format!("{}: {error}", show(path));
             let object = object_of(volume, *inode).map_err(failed)?;
             if let Some((name, above)) = path.split_last() {

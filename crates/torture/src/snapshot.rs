@@ -6,6 +6,7 @@
 use crate::model::{Body, Layout, Model, NodeId};
 use crate::operation::{Name, Special};
 use crate::runner::special_type;
+use crate::volume_snapshots::{is_snapshot, listed, snapshot_facts, snapshot_path};
 use cairn_engine::{Attributes, Error, FileType, InodeId, Volume};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -15,7 +16,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub type FullPath = Vec<Vec<u8>>;
 
 /// Everything about one name, but contents, size and times.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Facts {
     /// `d_type` of the object.
     pub file_type: u8,
@@ -170,6 +171,10 @@ pub fn of_model(model: &Model) -> Snapshot<NodeId> {
             }
             names.insert(path, (model_facts(model, child), child));
         }
+        for ((_, name), snapshot) in model.snapshots.range((id, Vec::new())..(id + 1, Vec::new())) {
+            let facts = snapshot_facts(snapshot.is_held);
+            names.insert(snapshot_path(&path, name), (facts, snapshot.id));
+        }
         if path.is_empty() {
             names.insert(path, (model_facts(model, id), id));
         }
@@ -250,6 +255,7 @@ pub fn of_volume(volume: &Volume, batch: usize) -> Result<Snapshot<InodeId>, Err
     let mut todo = vec![(FullPath::new(), root)];
     // By subvolume, that in which its name stands.
     let mut parents = BTreeMap::new();
+    let mut paths = BTreeMap::from([(volume.subvolume_of(root)?.0, FullPath::new())]);
     while let Some((path, directory)) = todo.pop() {
         for (name, listed, listed_type) in list(volume, directory, batch)? {
             let attributes = volume.lookup(directory, &name)?;
@@ -280,10 +286,57 @@ pub fn of_volume(volume: &Volume, batch: usize) -> Result<Snapshot<InodeId>, Err
                 let problem = format!("{} in subvolume {above} is one of {subvolume}", show(&path));
                 return Err(Error::NotAVolume(problem));
             }
+            if is_root {
+                paths.insert(subvolume, path.clone());
+            }
             names.insert(path, (facts?, attributes.inode));
         }
     }
     expect_subvolumes(volume, &parents)?;
+    for info in listed(volume)? {
+        let Some(path) = paths.get(&info.subvolume) else {
+            return Err(Error::NotAVolume(format!("a snapshot of no subvolume: {info:?}")));
+        };
+        let path = snapshot_path(path, &info.name);
+        names.insert(path, (snapshot_facts(info.is_held), info.root));
+    }
+    Ok(Snapshot::finish(names))
+}
+
+/// What a snapshot of a subvolume holds, from its root directory.
+///
+/// # Errors
+/// Those of the volume.
+pub fn of_snapshot(
+    volume: &Volume,
+    root: InodeId,
+    batch: usize,
+) -> Result<Snapshot<InodeId>, Error> {
+    let (own, _) = volume.subvolume_of(root)?;
+    let top = found_facts(volume, &volume.attributes(root)?)?;
+    let mut names = BTreeMap::from([(FullPath::new(), (top, root))]);
+    let mut todo = vec![(FullPath::new(), root)];
+    while let Some((above, directory)) = todo.pop() {
+        for (name, listed, listed_type) in list(volume, directory, batch)? {
+            let path: FullPath = above.iter().chain([&name]).cloned().collect();
+            let attributes = volume.lookup(directory, &name)?;
+            let facts = found_facts(volume, &attributes);
+            volume.forget(attributes.inode, 1);
+            let shown = (attributes.inode, attributes.file_type);
+            if shown != (listed, listed_type) {
+                let problem = format!("{} is listed as {listed}, and is {shown:?}", show(&path));
+                return Err(Error::NotAVolume(problem));
+            }
+            if volume.subvolume_of(listed)? != (own, false) {
+                let problem = format!("{} in a snapshot of {own} is not of it", show(&path));
+                return Err(Error::NotAVolume(problem));
+            }
+            if attributes.file_type == FileType::Directory {
+                todo.push((path.clone(), attributes.inode));
+            }
+            names.insert(path, (facts?, attributes.inode));
+        }
+    }
     Ok(Snapshot::finish(names))
 }
 
@@ -304,6 +357,9 @@ fn expect_subvolumes(volume: &Volume, parents: &BTreeMap<u64, u64>) -> Result<()
 pub fn of_client(whole: &Snapshot<InodeId>, client: u8) -> Snapshot<InodeId> {
     let own = crate::model::own_name(client);
     let belongs = |path: &FullPath| match path.first() {
+        Some(_) if is_snapshot(path) => {
+            path.last().is_some_and(|name| Name::belongs_to(name, client))
+        }
         Some(first) if *first == own => true,
         Some(first) if first == crate::model::SHARED_NAME => {
             path.get(1).is_some_and(|name| Name::belongs_to(name, client))

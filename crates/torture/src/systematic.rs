@@ -7,7 +7,9 @@
 //! the same.
 use crate::contents::Tag;
 use crate::model::{Model, Value};
-use crate::operation::{Allocate, Base, Name, Operation, Path, Rename, Special, Target, XattrSet};
+use crate::operation::{
+    Allocate, Base, Name, Operation, Path, Rename, Special, Subvolume, Target, XattrSet,
+};
 
 const A: Name = Name(0);
 const B: Name = Name(1);
@@ -16,6 +18,10 @@ const D: Name = Name(3);
 const E: Name = Name(4);
 const F: Name = Name(5);
 const S: Name = Name(7);
+/// Names of snapshots.
+const X: Name = Name(8);
+const Y: Name = Name(9);
+const Z: Name = Name(10);
 
 fn path(names: &[Name]) -> Path {
     Path { base: Base::Own, names: names.to_vec() }
@@ -287,6 +293,70 @@ pub const STEPS: &[Step] = &[
             vec![
                 Operation::Unlink { path: path(&[S, B]) },
                 Operation::RemoveDirectory { path: path(&[S]) },
+            ]
+        },
+    },
+    Step {
+        name: "snapshot the root",
+        make: |_, _| vec![Operation::CreateSnapshot { of: Subvolume::Root, name: X }],
+    },
+    Step {
+        name: "delete the snapshot of the root",
+        make: |_, _| vec![Operation::DeleteSnapshot { of: Subvolume::Root, name: X }],
+    },
+    Step {
+        name: "hold the snapshot of the root, and release it",
+        make: |_, _| {
+            let hold = |held| Operation::HoldSnapshot { of: Subvolume::Root, name: X, held };
+            vec![hold(true), hold(false)]
+        },
+    },
+    Step {
+        name: "allocate behind a, snapshot the root, write there and fsync",
+        make: |model, tag| {
+            let end = size_of(model, &[A]).next_multiple_of(4096);
+            vec![
+                allocate(&[A], end, 20_000, Allocate::KeepSize),
+                Operation::CreateSnapshot { of: Subvolume::Root, name: Y },
+                write(&[A], end, 7000, Tag { operation: tag.operation + 2, ..tag }),
+                fsync(&[A], false),
+            ]
+        },
+    },
+    Step {
+        name: "overwrite a, snapshot the root, overwrite a, fsync a",
+        make: |_, tag| {
+            let tag = |later| Tag { operation: tag.operation + later, ..tag };
+            vec![
+                write(&[A], 100, 5000, tag(0)),
+                Operation::CreateSnapshot { of: Subvolume::Root, name: Y },
+                write(&[A], 200, 5000, tag(2)),
+                fsync(&[A], false),
+            ]
+        },
+    },
+    Step {
+        name: "create f, snapshot the root, overwrite f, delete the snapshot, fsync f",
+        make: |_, tag| {
+            let tag = |later| Tag { operation: tag.operation + later, ..tag };
+            vec![
+                Operation::Create { path: path(&[F]), mode: 0o600, uid: 1 },
+                write(&[F], 0, 9000, tag(1)),
+                Operation::CreateSnapshot { of: Subvolume::Root, name: Z },
+                write(&[F], 3000, 9000, tag(3)),
+                Operation::DeleteSnapshot { of: Subvolume::Root, name: Z },
+                fsync(&[F], false),
+            ]
+        },
+    },
+    Step {
+        name: "snapshot s, unlink s/b, delete the snapshot",
+        make: |_, _| {
+            let of = || Subvolume::At(path(&[S]));
+            vec![
+                Operation::CreateSnapshot { of: of(), name: X },
+                Operation::Unlink { path: path(&[S, B]) },
+                Operation::DeleteSnapshot { of: of(), name: X },
             ]
         },
     },

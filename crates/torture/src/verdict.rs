@@ -5,9 +5,10 @@ use crate::history::{ClientHistory, FileHistory, NotedTimes, TimesHistory, value
 use crate::model::{Layout, NodeId};
 use crate::sabotage::Sabotage;
 use crate::snapshot::{Snapshot, differences, of_client, show};
+use crate::verdict_snapshots::check_snapshots;
 use cairn_engine::{InodeId, Timestamp, Volume};
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A run of prefixes that explains what was found of a client.
@@ -17,6 +18,38 @@ struct Explanation {
     first: usize,
     /// The last prefix: the operation with this index isn't.
     last: usize,
+}
+
+/// When a volume was as it is found: after a crash at a position of the device's history, or when a
+/// snapshot was made, which has a prefix of the client's operations from `least` to `most` and all
+/// that these wrote.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Moment {
+    Crash(usize),
+    Snapshot { least: usize, most: usize },
+}
+
+impl Moment {
+    pub(crate) fn prefixes(&self, history: &ClientHistory) -> (usize, usize) {
+        match *self {
+            Self::Crash(position) => history.prefixes_at(position),
+            Self::Snapshot { least, most } => (least, most),
+        }
+    }
+
+    fn contents_floor(&self, history: &ClientHistory, node: NodeId) -> usize {
+        match *self {
+            Self::Crash(position) => history.contents_floor(node, position),
+            Self::Snapshot { least, .. } => least,
+        }
+    }
+
+    fn times_floor(&self, history: &ClientHistory, node: NodeId, first: usize) -> usize {
+        match *self {
+            Self::Crash(position) => history.times_floor(node, position, first),
+            Self::Snapshot { least, .. } => history.times_logged(node, first).max(least),
+        }
+    }
 }
 
 /// The contents of a file that may be found.
@@ -115,7 +148,7 @@ fn verdict(
     let mut explained = || {
         for history in histories {
             let found = names_of(whole, history);
-            explanations.push(explain(whole, history, &found, position, words)?);
+            explanations.push(explain(whole, histories, history, &found, position, words)?);
         }
         match sabotage {
             Sabotage::IgnoresTheOrder => Ok(()),
@@ -169,6 +202,7 @@ pub fn own_bytes(whole: &Found, history: &ClientHistory) -> Result<(), String> {
 /// All runs of prefixes that explain what was found of one client.
 fn explain(
     whole: &Found,
+    histories: &[ClientHistory],
     history: &ClientHistory,
     found: &Snapshot<InodeId>,
     position: usize,
@@ -182,7 +216,11 @@ fn explain(
         if first > last || !history.sabotage.same_names(&run.snapshot, found) {
             continue;
         }
-        match check_objects(whole, history, &run.snapshot, found, (first, last), position) {
+        let moment = Moment::Crash(position);
+        let objects = &whole.objects;
+        let checked = check_objects(objects, history, &run.snapshot, found, (first, last), &moment)
+            .and_then(|()| check_snapshots(whole, histories, history, run));
+        match checked {
             Ok(()) => explanations.push(Explanation { first, last }),
             Err(error) => {
                 problem =
@@ -238,19 +276,19 @@ fn unexplained(
     text
 }
 
-fn check_objects(
-    whole: &Found,
+pub(crate) fn check_objects(
+    objects: &BTreeMap<InodeId, FoundObject>,
     history: &ClientHistory,
     expected: &Snapshot<NodeId>,
     found: &Snapshot<InodeId>,
     (first, last): (usize, usize),
-    position: usize,
+    moment: &Moment,
 ) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     for (path, (_, node)) in &expected.names {
         // Both have the same names.
         let Some((_, inode)) = found.names.get(path) else { continue };
-        let object = &whole.objects[inode];
+        let object = &objects[inode];
         if !seen.insert(*node) {
             continue;
         }
@@ -260,7 +298,7 @@ fn check_objects(
         };
         let replaced = file.map_or(0, |file| latest(&file.replacements, last));
         let truncated = file.map_or(0, |file| latest(&file.truncations, first));
-        let from = history.contents_floor(*node, position).max(replaced).min(last);
+        let from = moment.contents_floor(history, *node).max(replaced).min(last);
         let window = Window {
             file,
             from,
@@ -274,7 +312,7 @@ fn check_objects(
             let about = operations_on(history, *node, window.from, window.to);
             format!("{} (node {node}, inode {inode}): {error}\n  writes and truncations since prefix {from}: {about}", show(path))
         })?;
-        check_times(history, *node, object.times, (first, last), position)
+        check_times(history, *node, object.times, (first, last), moment)
             .map_err(|error| format!("{} (node {node}): {error}", show(path)))?;
     }
     Ok(())
@@ -297,7 +335,7 @@ fn check_times(
     node: NodeId,
     found: Times,
     (first, last): (usize, usize),
-    position: usize,
+    moment: &Moment,
 ) -> Result<(), String> {
     let is_noted = |times: &&TimesHistory| !times.versions.is_empty();
     let Some(noted) = history.times.get(&node).filter(is_noted) else {
@@ -306,7 +344,7 @@ fn check_times(
     if history.sabotage == Sabotage::ForgetsTimes {
         return Ok(());
     }
-    let from = history.times_floor(node, position, first).min(last);
+    let from = moment.times_floor(history, node, first).min(last);
     let (current, later) = values_between(&noted.versions, from, last);
     let later: Vec<&NotedTimes> = later.collect();
     let check = |what: &str, of: fn(&Times) -> Timestamp| {

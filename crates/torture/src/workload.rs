@@ -117,8 +117,10 @@ impl Client {
         let found = runner.perform(index, &operation);
         let end = self.order.fetch_add(1, Ordering::SeqCst);
         let at = device.history_len();
-        let Done { operation, refused } =
-            refusal::done(operation, &found, || runner.available_bytes())?;
+        let Done { operation, refused } = {
+            let snapshots = self.generator.takes_snapshots();
+            refusal::done(operation, &found, snapshots, || runner.available_bytes())?
+        };
         let (expected, effects) = self.model.apply(&operation);
         if refused {
             self.refused += 1;

@@ -12,7 +12,7 @@ use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use cairn_fsck::{CheckOptions, check};
 use cairn_torture::crash::expect_clean;
-use cairn_torture::files::{NEW_FILE, format};
+use cairn_torture::files::{NEW_FILE, fill, format};
 use cairn_torture::seed_from_environment;
 use cairn_torture::unfinished::{expect_removals_to_end, finish_orphans};
 use std::sync::Arc;
@@ -58,45 +58,6 @@ fn used(volume: &Volume) -> (u64, u64) {
     volume.sync().expect("it can be synced");
     let space = volume.space();
     (space.total_blocks - space.free_blocks, space.inodes)
-}
-
-/// Makes files in any of the directories until nothing fits any more. Removed subvolumes of other
-/// clients are none of its business.
-fn fill(volume: &Volume, directories: &[InodeId], client: u64, random: &mut Seeded) {
-    let mut largest = 900_000;
-    let mut made = 0;
-    while largest > 1000 {
-        let directory = directories[random.below(directories.len() as u64) as usize];
-        made += 1;
-        let name = format!("{client}-{made}").into_bytes();
-        let data = vec![7; 1 + random.below(largest) as usize];
-        let (with_xattr, durable) = (random.chance(1, 6), random.chance(1, 8));
-        let make = || -> Result<(), Error> {
-            let inode = volume.create(directory, &name, &NEW_FILE)?.inode;
-            let mut done = volume.write(inode, 0, &data);
-            if with_xattr {
-                let set = |()| {
-                    volume.set_xattr(
-                        inode,
-                        b"user.x",
-                        &data[..data.len().min(9000)],
-                        XattrMode::Any,
-                    )
-                };
-                done = done.and_then(set);
-            }
-            if durable {
-                done = done.and_then(|()| volume.fsync_blocking(inode, FsyncKind::Full));
-            }
-            volume.forget(inode, 1);
-            done
-        };
-        match make() {
-            Ok(()) => {}
-            Err(Error::NoSpace) => largest /= 2,
-            Err(error) => panic!("filling: {error}"),
-        }
-    }
 }
 
 /// A subvolume, perhaps with another in it; all their directories, and the names from the root.

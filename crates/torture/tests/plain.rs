@@ -63,3 +63,26 @@ fn with_another_mix_for_each_list() {
         }
     }
 }
+
+/// Snapshots come and go all the time, of several subvolumes; each is compared after each step.
+#[test]
+fn with_many_snapshots() {
+    let mut random = Seeded::new(seed_from_environment());
+    for list in 0..6 {
+        let options = PlainOptions {
+            volume_bytes: 64 << 20,
+            compare_interval: 1,
+            remount_interval: 40,
+            background: list % 2 == 1,
+        };
+        let profile = Profile {
+            snapshot_percent: [8, 15, 30][random.below(3) as usize],
+            subvolume_percent: 4,
+            weights: [[60, 20, 8, 8], [20, 60, 8, 8]][random.below(2) as usize],
+            ..Profile::CRASH.swarm(&mut random)
+        };
+        if let Err(error) = run(random.next_u64(), 300, profile, &options) {
+            panic!("{profile:?}\n{error}");
+        }
+    }
+}
