@@ -178,6 +178,11 @@ fn a_snapshot_shows_what_was_and_stays_so() {
     mounted.succeeds(&["snapshot", "create", "dir", "second"]);
     let second = at(&mounted, ".snapshots/second");
     assert_eq!((tree(&first), tree(&second)), (before.clone(), changed.clone()));
+    let list = mounted.succeeds(&["snapshot", "list", "dir", "--json"]);
+    let list: Value = serde_json::from_str(&list).unwrap();
+    // 300 files of a block were removed after the first; nothing after the second.
+    assert!(list[0]["unique_bytes"].as_u64().unwrap() >= 300 * 4096, "{list}");
+    assert_eq!(list[1]["unique_bytes"], 0, "{list}");
     // Files are not those of the volume, nor of another snapshot.
     let numbers = ["a/small", ".snapshots/first/a/small", ".snapshots/second/a/small"]
         .map(|name| fs::metadata(at(&mounted, name)).unwrap());
@@ -602,10 +607,12 @@ fn cached_writes_do_not_stay() {
     mounted.succeeds(&["snapshot", "create", "dir", "one"]);
     remount(&mounted, "writeback=on");
     let file = at(&mounted, ".snapshots/one/file");
-    let mut written = OpenOptions::new().read(true).write(true).open(&file).unwrap();
-    let refused = written.write_all(b"something longer").and_then(|()| written.sync_all());
-    expect_read_only(refused);
-    drop(written);
+    let write = || {
+        let mut written = OpenOptions::new().read(true).write(true).open(&file).unwrap();
+        let refused = written.write_all(b"something longer").and_then(|()| written.sync_all());
+        expect_read_only(refused);
+    };
+    write();
     // The kernel forgets the file in a moment.
     while text(&file).unwrap() != "content" {
         cairn_environment::clock::sleep(std::time::Duration::from_millis(10));
@@ -614,6 +621,10 @@ fn cached_writes_do_not_stay() {
     // The kernel tells the next sync, too.
     let told = mounted.exits_with(1, &["sync", "dir"]);
     assert!(told.contains("could not be written"), "{told}");
+    // That is nothing to a new snapshot.
+    write();
+    mounted.succeeds(&["snapshot", "create", "dir", "two"]);
+    assert_eq!(text(&at(&mounted, ".snapshots/two/file")).unwrap(), "content");
     end(&mounted);
 }
 
