@@ -49,6 +49,7 @@ enum Command {
     Trim(commands::trim::Arguments),
     Shutdown(commands::shutdown::Arguments),
     Subvolume(commands::subvolume::Arguments),
+    Snapshot(commands::snapshot::Arguments),
     Fsck(commands::fsck::Arguments),
     Dump(commands::dump::Arguments),
     Stats(commands::stats::Arguments),
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
         Command::Trim(arguments) => commands::trim::run(&arguments),
         Command::Shutdown(arguments) => commands::shutdown::run(&arguments),
         Command::Subvolume(arguments) => commands::subvolume::run(&arguments),
+        Command::Snapshot(arguments) => commands::snapshot::run(&arguments),
         Command::Fsck(arguments) => {
             return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE);
         }

@@ -19,8 +19,11 @@ pub fn explain(error: MountError) -> anyhow::Error {
 pub fn after_unmount(error: MountError) -> anyhow::Error {
     match error {
         // syncfs(2) reports once, to its first caller, that the kernel could not write something
-        // from its page cache.
-        MountError::NoAnswer { path, errno: errno @ (Errno::NOSPC | Errno::DQUOT | Errno::IO) } => {
+        // from its page cache; ROFS: into a file of a snapshot.
+        MountError::NoAnswer {
+            path,
+            errno: errno @ (Errno::NOSPC | Errno::DQUOT | Errno::IO | Errno::ROFS),
+        } => {
             anyhow::anyhow!(
                 "{}: the data of a file could not be written, now or earlier: {errno}",
                 path.display()

@@ -101,6 +101,11 @@ const OPTIONS: &[MountOption] = &[
         },
     },
     MountOption {
+        usage: "show_snapshots",
+        help: "list .snapshots in the root directory; without, it is there for those who name it",
+        set: |settings, _| set(&mut settings.mount.show_snapshots, Some(true)),
+    },
+    MountOption {
         usage: "rw",
         help: "mount read-write (default)",
         set: |settings, _| set(&mut settings.mount.read_only, Some(false)),

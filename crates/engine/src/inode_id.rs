@@ -27,6 +27,18 @@ impl InodeId {
     /// Slots are below this.
     pub(crate) const SLOT_END: u32 = SubvolumeItem::NUMBER_END;
 
+    /// The id that no inode has, for the object `number` that a mount makes up: numbers are below
+    /// 2^44.
+    pub fn made_up(number: u64) -> Self {
+        debug_assert!(number < INODE_NUMBER_END, "{number}");
+        Self(u64::from(Self::SLOT_END) << INODE_BITS | number)
+    }
+
+    /// The number given to [`InodeId::made_up`], if it is such an id.
+    pub fn made_up_number(self) -> Option<u64> {
+        (self.slot() == Self::SLOT_END).then_some(self.number().0)
+    }
+
     pub(crate) fn new(slot: u32, number: InodeNumber) -> Self {
         debug_assert!(number.0 < INODE_NUMBER_END && slot < Self::SLOT_END, "{slot}, {number}");
         Self(u64::from(slot) << INODE_BITS | number.0)
@@ -106,5 +118,9 @@ mod tests {
         }
         assert_eq!(InodeId::of_number(1, INODE_NUMBER_END), None);
         assert_eq!(InodeId::ROOT, InodeId::root_of(0));
+        let made_up = InodeId::made_up(last.0);
+        assert_eq!((made_up.made_up_number(), made_up.slot()), (Some(last.0), InodeId::SLOT_END));
+        assert!(i64::try_from(made_up.0).is_ok());
+        assert_eq!(InodeId::new(InodeId::SLOT_END - 1, last).made_up_number(), None);
     }
 }

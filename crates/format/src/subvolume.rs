@@ -51,8 +51,9 @@ const FLAG_DYING: u64 = 1;
 impl SubvolumeItem {
     /// Bytes on disk.
     pub const BYTES: usize = size_of::<RawSubvolume>();
-    /// Numbers are below this: together with an inode number they fill 63 bits.
-    pub const NUMBER_END: u32 = 1 << (63 - INODE_NUMBER_END.trailing_zeros());
+    /// Numbers are below this: together with an inode number they fill 63 bits. The last one that
+    /// fits belongs to no subvolume: a mount numbers directories with it that are on no device.
+    pub const NUMBER_END: u32 = (1 << (63 - INODE_NUMBER_END.trailing_zeros())) - 1;
 
     /// Item value.
     pub fn encode(&self) -> [u8; Self::BYTES] {

@@ -76,6 +76,15 @@ fn sync_as_oneself(directory: &Path) -> Result<(), MountError> {
     kernel::request_sync(&open).map_err(no_answer).and(synced)
 }
 
+/// Has the server receive everything that was written before to the mount in which `directory` is:
+/// what the kernel caches, and pages of mappings.
+///
+/// # Errors
+/// If it is in no mount of Cairn, or something could not be written.
+pub(crate) fn send_cached_data(directory: &Path) -> Result<(), MountError> {
+    sync_as_oneself(directory)
+}
+
 /// Stops the volume that `directory` shows, as a crash would; with `flush`, everything becomes
 /// durable first. From then on every request except an unmount fails with EIO. Only root and the
 /// server's user may do this.

@@ -4,12 +4,13 @@
 //! The crate's only module with `unsafe`, besides `kernel_ring`.
 #![allow(unsafe_code)]
 use crate::protocol::wire::TrimRange;
-use crate::subvolumes::BUFFER_BYTES;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io;
 use rustix::ioctl::{self, Ioctl, IoctlOutput, NoArg, Opcode, Setter, Updater};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
+/// Bytes of the buffer of a request to a directory, which holds JSON, then zeros.
+pub(crate) const BUFFER_BYTES: usize = 16_000;
 /// `_IO(0xCA, 1)` on a directory of a mount: make everything durable.
 pub const IOCTL_SYNC: u32 = 0xca01;
 /// `_IO(0xCA, 2)`: make everything durable, then stop.

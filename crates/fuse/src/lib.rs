@@ -28,6 +28,7 @@
 
 mod adapter;
 mod control;
+mod directory_requests;
 mod error;
 mod kernel;
 mod mounted;
@@ -36,6 +37,7 @@ mod negotiation;
 mod owner;
 pub mod protocol;
 mod session;
+pub mod snapshots;
 pub mod subvolumes;
 pub mod transport;
 

@@ -19,9 +19,10 @@ pub fn mount(
     mountpoint: &Path,
     options: &MountOptions,
 ) -> Result<MountedVolume, MountError> {
-    let handler = Arc::new(
-        VolumeHandler::new(volume, options.writeback).synchronous(options.kernel.synchronous()),
-    );
+    let handler = VolumeHandler::new(volume, options.writeback)
+        .synchronous(options.kernel.synchronous())
+        .showing_snapshots(options.show_snapshots);
+    let handler = Arc::new(handler);
     let session = Session::start(source, mountpoint, options, handler.clone())?;
     let periodic = (!session.forwards_sync() && !options.read_only)
         .then(|| PeriodicCommit::start(handler.clone()));

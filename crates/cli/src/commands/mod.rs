@@ -8,6 +8,7 @@ pub mod mkfs;
 pub mod mount;
 pub mod mount_helper;
 pub mod shutdown;
+pub mod snapshot;
 pub mod stats;
 pub mod subvolume;
 pub mod sync;

@@ -1,8 +1,8 @@
 //! `cairn subvolume`: makes, removes and shows the subvolumes of a mounted volume.
 use crate::mount_error;
 use anyhow::Context;
-use cairn_fuse::MountError;
 use cairn_fuse::subvolumes::{self, Subvolume};
+use cairn_fuse::{MountError, snapshots};
 use cairn_harness::console;
 use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
@@ -66,7 +66,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         Action::Delete { paths } => {
             for path in paths {
-                subvolumes::remove_subvolume(path).map_err(|error| explain(error, deleted))?;
+                subvolumes::remove_subvolume(path).map_err(|error| match error {
+                    MountError::Refused { errno: Errno::BUSY, .. } if has_snapshots(path) => {
+                        explain(error, |_| Some(HAS_SNAPSHOTS))
+                    }
+                    error => explain(error, deleted),
+                })?;
             }
             Ok(())
         }
@@ -145,6 +150,13 @@ fn created(errno: Errno) -> Option<&'static str> {
         ),
         _ => None,
     }
+}
+
+const HAS_SNAPSHOTS: &str = "has snapshots; delete those first: `cairn snapshot list` shows them, \
+                             `cairn snapshot delete` deletes them";
+
+fn has_snapshots(path: &Path) -> bool {
+    snapshots::snapshots(path).is_ok_and(|found| !found.is_empty())
 }
 
 /// Why one was not deleted.

@@ -318,6 +318,10 @@ impl Store {
 
     pub(crate) fn snapshot_usage(&self, id: u64) -> Result<Vec<SnapshotUsage>> {
         let id = self.expect_subvolume(id)?;
+        if !self.options.read_only {
+            // What died since the last cut is in no list yet.
+            self.commit()?;
+        }
         let snapshots = self.trees.snapshot_items(id).map(|item| Ok(item?.0));
         let snapshots: Vec<Generation> = snapshots.collect::<Result<_>>()?;
         let mut usage: Vec<SnapshotUsage> = snapshots

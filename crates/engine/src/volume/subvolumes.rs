@@ -4,6 +4,7 @@ use super::Volume;
 use crate::Error;
 use crate::types::{Attributes, NewInode};
 use crate::{InodeId, Result, SubvolumeInfo};
+use cairn_format::TreeId;
 use std::collections::HashMap;
 
 /// Subvolumes: directories with inodes of their own.
@@ -96,6 +97,21 @@ impl Volume {
         let subvolume = self.store().trees.subvolume(inode)?;
         let is_root = subvolume.snapshot.is_none() && inode.is_subvolume_root();
         Ok((subvolume.id.0, is_root))
+    }
+
+    /// Of an inode of a snapshot, the transaction that made this.
+    pub fn snapshot_with(&self, inode: InodeId) -> Option<u64> {
+        let subvolume = self.store().trees.subvolume(inode).ok()?;
+        subvolume.snapshot.map(|made| made.0)
+    }
+
+    /// The root directory of a subvolume.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is none with this id, or it can't be reached: the first one has
+    /// no name.
+    pub fn root_of_subvolume(&self, id: u64) -> Result<InodeId> {
+        Ok(InodeId::root_of(self.store().trees.slot_of(TreeId(id))?))
     }
 
     /// Paths of subvolumes from the root, by id, as far as they can be found.

@@ -46,8 +46,9 @@ pub fn attr_out(attributes: &Attributes) -> AttrOut {
 
 /// The part of a file handle beside the inode number; the kernel keeps 32 bits of it. It is the
 /// same as long as the inode exists. Inode numbers are reused only after a crash, for files that
-/// were never durable; those were made at another time. The kernel's own root has 0.
-fn handle_generation(attributes: &Attributes) -> u64 {
+/// were never durable; those were made at another time. Those of a deleted snapshot are, too: there
+/// the transaction that made the snapshot counts. The kernel's own root has 0.
+fn handle_generation(attributes: &Attributes, snapshot: Option<u64>) -> u64 {
     if attributes.inode.0 == ROOT_NODE {
         return 0;
     }
@@ -55,13 +56,16 @@ fn handle_generation(attributes: &Attributes) -> u64 {
     let mixed = (created.seconds as u64)
         .wrapping_mul(1_000_000_000)
         .wrapping_add(u64::from(created.nanoseconds));
-    (mixed ^ mixed >> 32 ^ attributes.generation.0) & u64::from(u32::MAX)
+    // An odd factor keeps different numbers different.
+    let snapshot = snapshot.unwrap_or(0).wrapping_mul(0x9e37_79b1);
+    (mixed ^ mixed >> 32 ^ attributes.generation.0 ^ snapshot) & u64::from(u32::MAX)
 }
 
-pub fn entry_out(attributes: &Attributes) -> EntryOut {
+/// `snapshot` is the transaction that made the snapshot of which it is.
+fn entry_out(attributes: &Attributes, snapshot: Option<u64>) -> EntryOut {
     EntryOut {
         node: attributes.inode.0,
-        generation: handle_generation(attributes),
+        generation: handle_generation(attributes, snapshot),
         entry_valid_seconds: VALID_SECONDS,
         attr_valid_seconds: VALID_SECONDS,
         entry_valid_ns: 0,
@@ -100,6 +104,10 @@ fn statx(attributes: &Attributes) -> Statx {
         rdev_minor: minor,
         ..Statx::default()
     }
+}
+
+pub fn statx_out(attributes: &Attributes) -> StatxOut {
+    StatxOut { attr_valid_seconds: VALID_SECONDS, stat: statx(attributes), ..StatxOut::default() }
 }
 
 fn time_change(
@@ -146,17 +154,16 @@ fn attribute_change(set: &SetattrIn, is_directory: bool, in_group: bool) -> Attr
 }
 
 impl VolumeHandler {
+    pub(super) fn entry(&self, attributes: &Attributes) -> EntryOut {
+        entry_out(attributes, self.volume.snapshot_with(attributes.inode))
+    }
+
     pub(super) fn get_attributes(&self, node: InodeId) -> Answer<AttrOut> {
         Ok(attr_out(&self.volume.attributes(node)?))
     }
 
     pub(super) fn statx(&self, node: InodeId) -> Answer<StatxOut> {
-        let attributes = self.volume.attributes(node)?;
-        Ok(StatxOut {
-            attr_valid_seconds: VALID_SECONDS,
-            stat: statx(&attributes),
-            ..StatxOut::default()
-        })
+        Ok(statx_out(&self.volume.attributes(node)?))
     }
 
     pub(super) fn set_attributes(

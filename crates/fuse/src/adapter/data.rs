@@ -43,7 +43,7 @@ impl VolumeHandler {
             Operation::Write { offset_bytes, data, flags } => {
                 let written = self.write(header, offset_bytes, data, flags, &reply);
                 if let Err(failure) = &written {
-                    self.overdrawn.note(node, flags, failure.errno(), &reply);
+                    self.overdrawn.note(node, flags, failure.errno(), &self.volume, &reply);
                 }
                 answer(reply, written);
             }
@@ -101,6 +101,7 @@ impl VolumeHandler {
     ) -> AtOnceResult {
         let node = InodeId(header.node);
         match *operation {
+            _ if node.made_up_number().is_some() => AtOnceResult::Left(reply),
             Operation::Read { offset_bytes, length_bytes }
                 if length_bytes as usize <= AT_ONCE_BYTES_MAX =>
             {

@@ -1,6 +1,6 @@
-//! READDIR and READDIRPLUS. Cookies 1 and 2 continue after "." and ".."; the volume's begin at 3.
-use super::attributes::entry_out;
-use super::{Answer, VolumeHandler, fail};
+//! READDIR and READDIRPLUS. Cookies 1 and 2 continue after "." and "..", the greatest one after
+//! ".snapshots", which comes third if it is listed; the volume's begin at 3.
+use super::{Answer, VolumeHandler, fail, snapshot_directories};
 use crate::protocol::directory_list::ListedName;
 use crate::protocol::wire::EntryOut;
 use crate::protocol::{DirectoryList, DirectoryPlusList};
@@ -9,6 +9,7 @@ use cairn_engine::{DirectoryItem, FileType, InodeId};
 
 const COOKIE_AFTER_DOT: u64 = 1;
 const COOKIE_AFTER_DOT_DOT: u64 = 2;
+const COOKIE_AFTER_SNAPSHOTS: u64 = i64::MAX as u64;
 
 fn listed<'a>(item: &DirectoryItem<'a>) -> ListedName<'a> {
     ListedName {
@@ -20,29 +21,35 @@ fn listed<'a>(item: &DirectoryItem<'a>) -> ListedName<'a> {
 }
 
 impl VolumeHandler {
-    /// Calls `push` for "." and "..", those after `cookie`. Returns false if `push` had no room.
-    fn list_dots(
+    /// Calls `push` for those of ".", ".." and ".snapshots" that are listed after `cookie`. Returns
+    /// false if `push` had no room.
+    fn list_first(
         &self,
         node: InodeId,
         cookie: u64,
         push: &mut dyn FnMut(&ListedName<'_>) -> bool,
     ) -> Answer<bool> {
-        let file_type = FileType::Directory as u8;
-        if cookie < COOKIE_AFTER_DOT
-            && !push(&ListedName { name: b".", inode: node.0, file_type, cookie: COOKIE_AFTER_DOT })
-        {
+        let mut push = |name: &[u8], inode: InodeId, cookie: u64| {
+            push(&ListedName { name, inode: inode.0, file_type: FileType::Directory as u8, cookie })
+        };
+        if cookie < COOKIE_AFTER_DOT && !push(b".", node, COOKIE_AFTER_DOT) {
             return Ok(false);
         }
-        if cookie >= COOKIE_AFTER_DOT_DOT {
-            return Ok(true);
+        if cookie < COOKIE_AFTER_DOT_DOT {
+            let parent = match self.shown_in(node)? {
+                Some(parent) => parent,
+                None => self.volume.parent(node)?,
+            };
+            if !push(b"..", parent, COOKIE_AFTER_DOT_DOT) {
+                return Ok(false);
+            }
         }
-        let parent = self.volume.parent(node)?;
-        Ok(push(&ListedName {
-            name: b"..",
-            inode: parent.0,
-            file_type,
-            cookie: COOKIE_AFTER_DOT_DOT,
-        }))
+        let name = snapshot_directories::NAME;
+        if cookie <= COOKIE_AFTER_DOT_DOT && self.shows_snapshots && self.is_snapshots(node, name) {
+            let inode = self.snapshots.node(InodeId::ROOT);
+            return Ok(push(name, inode, COOKIE_AFTER_SNAPSHOTS));
+        }
+        Ok(true)
     }
 
     pub(super) fn read_directory(
@@ -52,7 +59,7 @@ impl VolumeHandler {
         length_bytes: u32,
     ) -> Answer<Vec<u8>> {
         let mut list = DirectoryList::new(length_bytes);
-        if self.list_dots(node, cookie, &mut |name| list.push(name))? {
+        if self.list_first(node, cookie, &mut |name| list.push(name))? {
             self.volume.read_directory(node, volume_cookie(cookie), &mut |item| {
                 list.push(&listed(&item))
             })?;
@@ -87,12 +94,12 @@ impl VolumeHandler {
         cookie: u64,
         list: &mut DirectoryPlusList,
     ) -> Answer<()> {
-        // "." and ".." get no node, so the kernel counts no reference for them.
-        if self.list_dots(node, cookie, &mut |name| list.push(name, &EntryOut::default()))? {
+        // These get no node, so the kernel counts no reference for them.
+        if self.list_first(node, cookie, &mut |name| list.push(name, &EntryOut::default()))? {
             self.volume.read_directory_plus(
                 node,
                 volume_cookie(cookie),
-                &mut |item, attributes| list.push(&listed(&item), &entry_out(attributes)),
+                &mut |item, attributes| list.push(&listed(&item), &self.entry(attributes)),
             )?;
         }
         Ok(())
@@ -100,5 +107,8 @@ impl VolumeHandler {
 }
 
 fn volume_cookie(cookie: u64) -> u64 {
-    if cookie <= COOKIE_AFTER_DOT_DOT { 0 } else { cookie }
+    match cookie {
+        ..=COOKIE_AFTER_DOT_DOT | COOKIE_AFTER_SNAPSHOTS => 0,
+        cookie => cookie,
+    }
 }

@@ -48,6 +48,11 @@ fn answer_sized(reply: Reply, result: Answer<Vec<u8>>, length_bytes: u32) {
     }
 }
 
+/// Answers for an object without attributes.
+pub(super) fn answer_no_names(reply: Reply, length_bytes: u32) {
+    answer_sized(reply, Ok(Vec::new()), length_bytes);
+}
+
 impl VolumeHandler {
     pub(super) fn handle_xattr(
         &self,

@@ -1,19 +1,22 @@
-//! Ioctls: sync, the two shutdowns, trim, and requests about subvolumes. Each works on a thread of
-//! its own, since it may take long.
+//! Ioctls: sync, the two shutdowns, trim, and requests about subvolumes and snapshots. Each works
+//! on a thread of its own, since it may take long.
 //!
 //! The GOINGDOWN ioctl of other file systems comes without its flags. Its caller gets the shutdown
 //! that loses nothing, which every flag permits. The one that drops what isn't durable has a number
 //! of its own.
 use super::shutdown::ASKED_FOR;
-use super::{VolumeHandler, answer};
+use super::subvolumes::Asker;
+use super::{VolumeHandler, answer, fail, snapshots, subvolumes};
+use crate::directory_requests::{self, Request};
 use crate::kernel;
 use crate::protocol::RequestHeader;
 use crate::protocol::wire::{IoctlOut, TrimOut, TrimRange};
 use crate::transport::Reply;
-use cairn_engine::ShutdownLog;
+use cairn_engine::{InodeId, ShutdownLog};
 use cairn_environment::thread;
 use rustix::io::Errno;
-use zerocopy::FromBytes;
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Whether the caller is root or the server's user.
 fn is_privileged(header: &RequestHeader) -> bool {
@@ -39,12 +42,38 @@ impl VolumeHandler {
         });
     }
 
+    /// Serves a request about subvolumes or snapshots.
+    fn request_to_directory(&self, header: &RequestHeader, input: &[u8], reply: Reply) {
+        let Some(request) = directory_requests::decode::<Request>(input) else {
+            return reply.error(Errno::INVAL);
+        };
+        let asker = Asker::new(header, is_privileged(header));
+        let (volume, directory) = (self.volume.clone(), InodeId(header.node));
+        let shown = Arc::clone(&self.snapshots);
+        thread::spawn("cairn-subvolume", move || {
+            let done = match &request {
+                Request::Snapshots(request) => {
+                    snapshots::serve(&volume, &shown, directory, &asker, request, &reply)
+                }
+                request => subvolumes::serve(&volume, directory, &asker, request, &reply),
+            };
+            match done.and_then(|done| Ok(directory_requests::encode(&done).ok_or(Errno::MSGSIZE)?))
+            {
+                Ok(buffer) => {
+                    let _delivery =
+                        reply.bytes(&[IoctlOut::default().as_bytes(), &buffer[..]].concat());
+                }
+                Err(failure) => fail(reply, &failure),
+            }
+        });
+    }
+
     pub(super) fn ioctl(&self, header: &RequestHeader, command: u32, input: &[u8], reply: Reply) {
         if command == kernel::IOCTL_TRIM {
             return self.trim(header, input, reply);
         }
         if command == kernel::IOCTL_SUBVOLUMES {
-            return self.subvolumes(header, is_privileged(header), input, reply);
+            return self.request_to_directory(header, input, reply);
         }
         let shutdown = match command {
             kernel::IOCTL_SYNC => None,

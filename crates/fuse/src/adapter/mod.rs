@@ -46,6 +46,8 @@ mod requests;
 mod set_id;
 mod settle;
 mod shutdown;
+mod snapshot_directories;
+mod snapshots;
 mod subvolumes;
 #[cfg(test)]
 mod volume_tests;
@@ -56,6 +58,7 @@ use self::overdrawn::Overdrawn;
 use self::requests::RequestCounters;
 use self::settle::WritesInWork;
 use self::shutdown::ShutdownState;
+use self::snapshot_directories::SnapshotDirectories;
 use crate::protocol::wire::StatfsOut;
 use crate::protocol::{Operation, ROOT_NODE, Request};
 use crate::transport::{AtOnceResult, Delivery, Handler, HandlerFailure, Reply};
@@ -64,7 +67,7 @@ use cairn_engine::{Caller, Error, FsyncKind, InodeId, Volume, on_behalf_of};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 use std::any::Any;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use zerocopy::{Immutable, IntoBytes};
 
 /// Longest name of a directory entry, in bytes.
@@ -113,6 +116,9 @@ pub struct VolumeHandler {
     requests: RequestCounters,
     overdrawn: Overdrawn,
     shutdown: ShutdownState,
+    snapshots: Arc<SnapshotDirectories>,
+    /// The listing of the root directory has `.snapshots`.
+    shows_snapshots: bool,
     /// The close of the volume has begun.
     ending: AtomicBool,
     /// The result of the close.
@@ -132,6 +138,8 @@ impl VolumeHandler {
             requests: RequestCounters::default(),
             overdrawn: Overdrawn::default(),
             shutdown: ShutdownState::default(),
+            snapshots: Arc::default(),
+            shows_snapshots: false,
             ending: AtomicBool::new(false),
             closed: OnceLock::new(),
         }
@@ -142,6 +150,12 @@ impl VolumeHandler {
     #[must_use]
     pub fn synchronous(self, synchronous: bool) -> Self {
         Self { synchronous, ..self }
+    }
+
+    /// With `shows`, the listing of the root directory has `.snapshots`.
+    #[must_use]
+    pub fn showing_snapshots(self, shows: bool) -> Self {
+        Self { shows_snapshots: shows, ..self }
     }
 
     /// Called before a change of `node`, or of the names in it, is answered. Its fsync covers
@@ -200,7 +214,8 @@ impl VolumeHandler {
     }
 
     fn forget(&self, node: u64, count: u64) {
-        if node != ROOT_NODE && count > 0 {
+        let is_made_up = InodeId(node).made_up_number().is_some();
+        if node != ROOT_NODE && !is_made_up && count > 0 {
             self.volume.forget(InodeId(node), count);
             self.overdrawn.forgive(node);
         }
@@ -327,6 +342,13 @@ impl VolumeHandler {
         use Operation as Op;
         let Request { header, operation } = request;
         let node = InodeId(header.node);
+        let reply = match node.made_up_number() {
+            Some(_) => match self.serve_snapshot_directory(&header, &operation, reply) {
+                Some(reply) => reply,
+                None => return,
+            },
+            None => reply,
+        };
         match operation {
             // Refused once; the kernel then works without. Instead of CREATE it sends MKNOD, and
             // without an open it sends no RELEASE at the close.

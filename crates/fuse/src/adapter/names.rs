@@ -1,6 +1,6 @@
 //! LOOKUP and all requests that make, move or remove names.
-use super::attributes::{entry_out, negative_entry};
-use super::{Answer, VolumeHandler, answer_bytes, answer_status, fail};
+use super::attributes::negative_entry;
+use super::{Answer, VolumeHandler, answer_bytes, answer_status, fail, snapshot_directories};
 use crate::protocol::wire::{CreateOut, OPEN_KEEP_CACHE, OpenOut};
 use crate::protocol::{Operation, RequestHeader};
 use crate::transport::Reply;
@@ -42,6 +42,9 @@ impl VolumeHandler {
         reply: Reply,
     ) {
         let parent = InodeId(header.node);
+        if let Some(errno) = self.refused_at_snapshots(parent, operation) {
+            return reply.error(errno);
+        }
         match *operation {
             Operation::Lookup { name } => self.lookup(parent, name, reply),
             Operation::ReadLink => {
@@ -110,15 +113,53 @@ impl VolumeHandler {
         }
     }
 
+    /// Why a change of names is refused that concerns what leads to snapshots: the kernel takes
+    /// `.snapshots` for a directory like others.
+    fn refused_at_snapshots(&self, parent: InodeId, operation: &Operation<'_>) -> Option<Errno> {
+        let is_snapshots = |parent, name| self.is_snapshots(parent, name);
+        match *operation {
+            Operation::Symlink { name, .. }
+            | Operation::MakeNode { name, .. }
+            | Operation::MakeDirectory { name, .. }
+            | Operation::Link { new_name: name, .. } => {
+                is_snapshots(parent, name).then_some(Errno::EXIST)
+            }
+            Operation::RemoveDirectory { name } => {
+                is_snapshots(parent, name).then_some(Errno::BUSY)
+            }
+            Operation::Rename { old_name, new_parent, new_name, .. } => {
+                let new_parent = InodeId(new_parent);
+                if new_parent.made_up_number().is_some() {
+                    return Some(Errno::ROFS);
+                }
+                (is_snapshots(parent, old_name) || is_snapshots(new_parent, new_name))
+                    .then_some(Errno::BUSY)
+            }
+            _ => None,
+        }
+    }
+
     /// `.` and `..` are no entries of a directory: the kernel asks for them when a file handle
     /// names an inode that it does not know. If the inode does not exist, the handle is stale.
     fn lookup(&self, parent: InodeId, name: &[u8], reply: Reply) {
+        let reply = match name {
+            b".." => match self.look_up_above_snapshot(parent, reply) {
+                Some(reply) => reply,
+                None => return,
+            },
+            _ => reply,
+        };
         let found = match name {
             b"." => self.volume.lookup_inode(parent),
             b".." => self.volume.parent(parent).and_then(|parent| self.volume.lookup_inode(parent)),
             name => self.volume.lookup(parent, name),
         };
         match found {
+            Err(Error::NotFound)
+                if parent == InodeId::ROOT && name == snapshot_directories::NAME =>
+            {
+                self.answer_snapshots(reply);
+            }
             Err(Error::NotFound) => drop(reply.structure(&negative_entry())),
             found => self.answer_entry(reply, found.map_err(Into::into)),
         }
@@ -160,7 +201,7 @@ impl VolumeHandler {
     fn answer_entry(&self, reply: Reply, result: Answer<Attributes>) {
         match result {
             Ok(attributes) => {
-                self.deliver_reference(reply, attributes.inode.0, &entry_out(&attributes))
+                self.deliver_reference(reply, attributes.inode.0, &self.entry(&attributes))
             }
             Err(failure) => fail(reply, &failure),
         }
@@ -173,7 +214,7 @@ impl VolumeHandler {
                 self.deliver_reference(
                     reply,
                     attributes.inode.0,
-                    &CreateOut { entry: entry_out(&attributes), open },
+                    &CreateOut { entry: self.entry(&attributes), open },
                 );
             }
             Err(failure) => fail(reply, &failure),

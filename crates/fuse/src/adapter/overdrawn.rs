@@ -1,5 +1,5 @@
-//! Files with data that the kernel accepted into its writeback cache but that does not fit into the
-//! volume.
+//! Files with data that the kernel accepted into its writeback cache but that the volume refuses:
+//! because it is full, or because the file is in a snapshot.
 //!
 //! The kernel drops such data and reports it to fsync or close. It would accept more for ever,
 //! since it asks the server only later. But if it has no valid attributes of an open file, it asks
@@ -15,6 +15,10 @@
 //!
 //! States: *as others* → *overdrawn* → *as others*, when there is room again, the length is set, or
 //! the kernel has forgotten the file.
+//!
+//! A file *in a snapshot* can get such data, too: through a writable mapping, and with this cache
+//! through write(2). The kernel reports that to fsync and close. The server has it drop the pages,
+//! which would show what is not in the snapshot, and then forget the file as above.
 //!
 //! Lock: rank `LEAF`, held briefly.
 use crate::protocol::wire::WRITE_CACHE;
@@ -35,11 +39,18 @@ const PRUNE_INTERVAL: Duration = Duration::from_millis(500);
 
 struct OverdrawnNodes {
     overdrawn: BTreeSet<u64>,
+    in_snapshots: BTreeSet<u64>,
     /// A thread asks the kernel to forget them.
     is_pruned: bool,
 }
 
-/// The overdrawn files of a mount.
+impl OverdrawnNodes {
+    fn is_empty(&self) -> bool {
+        self.overdrawn.is_empty() && self.in_snapshots.is_empty()
+    }
+}
+
+/// The overdrawn files of a mount, and those in snapshots that were written.
 #[derive(Clone)]
 pub struct Overdrawn {
     /// Whether there are any, readable without the lock.
@@ -49,20 +60,26 @@ pub struct Overdrawn {
 
 impl Default for Overdrawn {
     fn default() -> Self {
-        let nodes = OverdrawnNodes { overdrawn: BTreeSet::new(), is_pruned: false };
+        let (overdrawn, in_snapshots) = (BTreeSet::new(), BTreeSet::new());
+        let nodes = OverdrawnNodes { overdrawn, in_snapshots, is_pruned: false };
         Self { any: Arc::default(), nodes: Arc::new(Mutex::new(Rank::LEAF, nodes)) }
     }
 }
 
 impl Overdrawn {
     /// Records that a WRITE to `node`, with `flags`, failed with `errno`. Called before the answer.
-    pub fn note(&self, node: InodeId, flags: u32, errno: Errno, reply: &Reply) {
-        if flags & WRITE_CACHE == 0 || errno != Errno::NOSPC {
+    pub fn note(&self, node: InodeId, flags: u32, errno: Errno, volume: &Volume, reply: &Reply) {
+        let is_in_snapshot = errno == Errno::ROFS && volume.snapshot_with(node).is_some();
+        if flags & WRITE_CACHE == 0 || errno != Errno::NOSPC && !is_in_snapshot {
             return;
         }
-        reply.invalidate_attributes(node.0);
+        if !is_in_snapshot {
+            reply.invalidate_attributes(node.0);
+        }
         let mut nodes = self.nodes.lock();
-        nodes.overdrawn.insert(node.0);
+        let OverdrawnNodes { overdrawn, in_snapshots, .. } = &mut *nodes;
+        let list = if is_in_snapshot { in_snapshots } else { overdrawn };
+        list.insert(node.0);
         self.any.store(true, Ordering::Release);
         let Some(notifier) = reply.notifier().filter(|_| !nodes.is_pruned) else { return };
         nodes.is_pruned = true;
@@ -74,15 +91,21 @@ impl Overdrawn {
     fn prune(&self, notifier: &Notifier) {
         loop {
             clock::sleep(PRUNE_INTERVAL);
-            let list: Vec<u64> = {
+            let (in_snapshots, list): (Vec<u64>, Vec<u64>) = {
                 let mut nodes = self.nodes.lock();
-                nodes.is_pruned = !nodes.overdrawn.is_empty();
-                nodes.overdrawn.iter().copied().take(64).collect()
+                nodes.is_pruned = !nodes.is_empty();
+                let in_snapshots: Vec<u64> = nodes.in_snapshots.iter().copied().collect();
+                let both = in_snapshots.iter().chain(&nodes.overdrawn).copied().take(64).collect();
+                (in_snapshots, both)
             };
             if list.is_empty() {
                 return;
             }
+            in_snapshots.iter().for_each(|node| notifier.invalidate_data(*node));
             if let Err(error) = notifier.prune(&list) {
+                if error == Errno::INVAL && !in_snapshots.is_empty() {
+                    continue;
+                }
                 tracing::debug!("the kernel does not forget files on request: {error}");
                 return;
             }
@@ -96,7 +119,8 @@ impl Overdrawn {
         }
         let mut nodes = self.nodes.lock();
         nodes.overdrawn.remove(&node);
-        self.any.store(!nodes.overdrawn.is_empty(), Ordering::Release);
+        nodes.in_snapshots.remove(&node);
+        self.any.store(!nodes.is_empty(), Ordering::Release);
     }
 
     /// Whether the file must not be written: it is overdrawn, and there is no room yet.

@@ -3,25 +3,23 @@
 //!
 //! They change names behind the kernel's back, which keeps names and attributes for ever: it is
 //! told before the answer. No request waits for the thread that tells it.
+use super::Answer;
 use super::set_id::has_group;
-use super::{Answer, VolumeHandler, fail};
+use crate::directory_requests::{self, Request, Subvolume, path_of_bytes};
+use crate::kernel::BUFFER_BYTES;
 use crate::protocol::RequestHeader;
-use crate::protocol::wire::IoctlOut;
-use crate::subvolumes::{self, BUFFER_BYTES, Request, Subvolume, path_of_bytes};
 use crate::transport::Reply;
 use cairn_engine::{Attributes, Error, FileType, InodeId, NewInode, SubvolumeInfo, Volume};
-use cairn_environment::thread;
 use rustix::io::Errno;
 use std::fmt::Write;
-use zerocopy::IntoBytes;
 
 /// Bits of write and search permission.
 const CHANGE_NAMES: u32 = 0o3;
 /// Of the buffer, at most so much is filled with whole answers.
-const PAGE_BYTES: usize = BUFFER_BYTES - 256;
+pub(super) const PAGE_BYTES: usize = BUFFER_BYTES - 256;
 
 /// Who asks.
-struct Asker {
+pub(super) struct Asker {
     uid: u32,
     gid: u32,
     pid: u32,
@@ -29,6 +27,10 @@ struct Asker {
 }
 
 impl Asker {
+    pub(super) fn new(header: &RequestHeader, is_privileged: bool) -> Self {
+        Self { uid: header.uid, gid: header.gid, pid: header.pid, is_privileged }
+    }
+
     /// Whether names in the directory may be changed.
     fn may_change(&self, directory: &Attributes) -> bool {
         let shift = if self.uid == directory.uid {
@@ -40,41 +42,21 @@ impl Asker {
         };
         self.is_privileged || directory.mode >> shift & CHANGE_NAMES == CHANGE_NAMES
     }
-}
 
-impl VolumeHandler {
-    pub(super) fn subvolumes(
-        &self,
-        header: &RequestHeader,
-        is_privileged: bool,
-        input: &[u8],
-        reply: Reply,
-    ) {
-        let Some(request) = subvolumes::decode::<Request>(input) else {
-            return reply.error(Errno::INVAL);
-        };
-        let asker = Asker { uid: header.uid, gid: header.gid, pid: header.pid, is_privileged };
-        let (volume, directory) = (self.volume.clone(), InodeId(header.node));
-        thread::spawn("cairn-subvolume", move || {
-            let done = serve(&volume, directory, &asker, &request, &reply);
-            match done.and_then(|done| Ok(subvolumes::encode(&done).ok_or(Errno::MSGSIZE)?)) {
-                Ok(buffer) => {
-                    let _delivery =
-                        reply.bytes(&[IoctlOut::default().as_bytes(), &buffer[..]].concat());
-                }
-                Err(failure) => fail(reply, &failure),
-            }
-        });
+    /// Whether what is the owner's alone is permitted.
+    pub(super) fn may_act_as_owner(&self, of: &Attributes) -> bool {
+        self.is_privileged || self.uid == of.uid
     }
 }
 
-fn serve(
+/// Serves a request about subvolumes.
+pub(super) fn serve(
     volume: &Volume,
     directory: InodeId,
     asker: &Asker,
     request: &Request,
     reply: &Reply,
-) -> Answer<subvolumes::Answer> {
+) -> Answer<directory_requests::Answer> {
     let at = |directory| volume.attributes(directory);
     match request {
         Request::Create { name, mode } => {
@@ -99,7 +81,7 @@ fn serve(
                 return Err(Errno::ACCESS.into());
             }
             volume.remove_subvolume_if(directory, name, &|root| {
-                if asker.is_privileged || asker.uid == root.uid {
+                if asker.may_act_as_owner(root) {
                     Ok(())
                 } else {
                     Err(Error::NotPermitted("only its owner removes a subvolume"))
@@ -115,11 +97,11 @@ fn serve(
             return list(volume, *after);
         }
         Request::Show => {
-            let id = root_of(volume, directory)?;
-            let info = volume.subvolumes()?.into_iter().find(|info| info.id == id);
-            let path = volume.paths_of_subvolumes()?.remove(&id);
-            let subvolumes = vec![shown(&info.ok_or(Errno::NOENT)?, path)];
-            return Ok(subvolumes::Answer { subvolumes, more: false });
+            let subvolumes = vec![described(volume, root_of(volume, directory)?)?];
+            return Ok(directory_requests::Answer {
+                subvolumes,
+                ..directory_requests::Answer::default()
+            });
         }
         Request::SetDefault => {
             if !asker.is_privileged {
@@ -127,8 +109,9 @@ fn serve(
             }
             volume.set_default_subvolume(root_of(volume, directory)?)?;
         }
+        Request::Snapshots(_) => return Err(Errno::INVAL.into()),
     }
-    Ok(subvolumes::Answer::default())
+    Ok(directory_requests::Answer::default())
 }
 
 /// The id of the subvolume whose root directory this is.
@@ -139,6 +122,13 @@ fn root_of(volume: &Volume, directory: InodeId) -> Answer<u64> {
     }
 }
 
+/// What is known of a subvolume.
+pub(super) fn described(volume: &Volume, id: u64) -> Answer<Subvolume> {
+    let info = volume.subvolumes()?.into_iter().find(|info| info.id == id);
+    let path = volume.paths_of_subvolumes()?.remove(&id);
+    Ok(shown(&info.ok_or(Errno::NOENT)?, path))
+}
+
 /// A name in the directory has changed.
 fn tell_kernel(reply: &Reply, directory: InodeId, name: &[u8]) {
     reply.invalidate_entry(directory.0, name);
@@ -146,8 +136,8 @@ fn tell_kernel(reply: &Reply, directory: InodeId, name: &[u8]) {
 }
 
 /// As many as fit into an answer.
-fn list(volume: &Volume, after: u64) -> Answer<subvolumes::Answer> {
-    let (mut page, mut bytes) = (subvolumes::Answer::default(), 0);
+fn list(volume: &Volume, after: u64) -> Answer<directory_requests::Answer> {
+    let (mut page, mut bytes) = (directory_requests::Answer::default(), 0);
     let mut paths = volume.paths_of_subvolumes()?;
     for info in volume.subvolumes()?.iter().filter(|info| info.id > after) {
         let subvolume = shown(info, paths.remove(&info.id));
@@ -161,17 +151,21 @@ fn list(volume: &Volume, after: u64) -> Answer<subvolumes::Answer> {
     Ok(page)
 }
 
-fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>) -> Subvolume {
-    let uuid = info.uuid.iter().fold(String::new(), |mut text, byte| {
+/// An identity in digits.
+pub(super) fn shown_uuid(uuid: &[u8; 16]) -> String {
+    uuid.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
-    });
+    })
+}
+
+fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>) -> Subvolume {
     Subvolume {
         id: info.id,
         // Two digits for each byte; one that fills more than half of a page is left out.
         path: path.filter(|path| path.len() <= PAGE_BYTES / 4).map(path_of_bytes),
         parent: info.parent,
-        uuid,
+        uuid: shown_uuid(&info.uuid),
         created_ns: info.created_ns,
         generation: info.generation,
         is_default: info.is_default,

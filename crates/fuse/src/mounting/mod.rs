@@ -56,6 +56,8 @@ pub struct MountOptions {
     /// Mount as plain `fuse` even if a block device is available; then sync(2) and umount(2) do not
     /// reach the server.
     pub plain: bool,
+    /// Whether the listing of the root directory has `.snapshots`.
+    pub show_snapshots: bool,
     /// Options that the kernel handles for any file system: `nosuid`, `noexec` and the like.
     pub kernel: KernelOptions,
     /// The image's name in lists of mounts; `None` for its path.
@@ -71,6 +73,7 @@ impl Default for MountOptions {
             read_only: false,
             transport: Transport::Auto,
             plain: false,
+            show_snapshots: false,
             kernel: KernelOptions::default(),
             shown: None,
         }

@@ -1,0 +1,293 @@
+//! `cairn snapshot`: makes, lists, holds and deletes snapshots of subvolumes of a mounted volume.
+use crate::mount_error;
+use anyhow::{Context, bail, ensure};
+use cairn_environment::clock;
+use cairn_fuse::MountError;
+use cairn_fuse::snapshots::{self, Snapshot};
+use cairn_harness::console;
+use cairn_harness::size::Size;
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Longest name, in bytes.
+const NAME_BYTES_MAX: usize = 255;
+/// So many names are tried in the same second.
+const NAMES_OF_SECOND_MAX: u32 = 1000;
+
+/// Snapshots of the subvolumes of a mounted volume: how they were, to read.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Make a snapshot of a subvolume, and print where it is.
+    Create {
+        /// Root directory of the subvolume.
+        path: PathBuf,
+        /// Name of the snapshot (default: the time, in UTC).
+        name: Option<OsString>,
+    },
+    /// List the snapshots of a subvolume, the oldest first.
+    List {
+        /// Root directory of the subvolume.
+        path: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete snapshots, for good.
+    Delete {
+        /// Root directory of the subvolume.
+        path: PathBuf,
+        /// Names of its snapshots.
+        #[arg(required = true)]
+        names: Vec<OsString>,
+    },
+    /// Protect snapshots from being deleted.
+    Hold {
+        /// Root directory of the subvolume.
+        path: PathBuf,
+        /// Names of its snapshots.
+        #[arg(required = true)]
+        names: Vec<OsString>,
+    },
+    /// Let held snapshots be deleted again.
+    Release {
+        /// Root directory of the subvolume.
+        path: PathBuf,
+        /// Names of its snapshots.
+        #[arg(required = true)]
+        names: Vec<OsString>,
+    },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When it is in no mount of Cairn, or the volume refuses.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    match &arguments.action {
+        Action::Create { path, name } => create(path, name.as_deref()),
+        Action::List { path, json } => list(path, *json),
+        Action::Delete { path, names } => {
+            each(path, names, |name| snapshots::delete_snapshot(path, name.as_bytes()))
+        }
+        Action::Hold { path, names } => {
+            each(path, names, |name| snapshots::hold_snapshot(path, name.as_bytes(), true))
+        }
+        Action::Release { path, names } => {
+            each(path, names, |name| snapshots::hold_snapshot(path, name.as_bytes(), false))
+        }
+    }
+}
+
+fn each(
+    path: &Path,
+    names: &[OsString],
+    change: impl Fn(&OsStr) -> Result<(), MountError>,
+) -> anyhow::Result<()> {
+    names.iter().try_for_each(|name| change(name).map_err(|error| explain(path, name, error)))
+}
+
+fn create(path: &Path, name: Option<&OsStr>) -> anyhow::Result<()> {
+    let made = match name {
+        Some(name) => {
+            check_name(name)?;
+            snapshots::create_snapshot(path, name.as_bytes())
+                .map_err(|error| explain(path, name, error))?
+        }
+        None => create_named_by_time(path)?,
+    };
+    match made {
+        Some(below) => console::print_text(&shown_at(path, &below).display()),
+        // It is not in this mount.
+        None => Ok(()),
+    }
+}
+
+fn check_name(name: &OsStr) -> anyhow::Result<()> {
+    let bytes = name.as_bytes();
+    let shown = cairn_fsck::shown_path(bytes);
+    ensure!(bytes.len() <= NAME_BYTES_MAX, "the name has more than {NAME_BYTES_MAX} bytes");
+    ensure!(
+        !matches!(bytes, b"" | b"." | b"..") && !bytes.contains(&b'/'),
+        "\"{shown}\" is no name for a snapshot: it becomes the name of a directory"
+    );
+    Ok(())
+}
+
+fn create_named_by_time(path: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let name = name_of_time(clock::now_wall().0);
+    for number in 1..=NAMES_OF_SECOND_MAX {
+        let name =
+            OsString::from(if number == 1 { name.clone() } else { format!("{name}-{number}") });
+        match snapshots::create_snapshot(path, name.as_bytes()) {
+            Err(MountError::Refused { errno: Errno::EXIST, .. }) => {}
+            made => return made.map_err(|error| explain(path, &name, error)),
+        }
+    }
+    bail!("{} has {NAMES_OF_SECOND_MAX} snapshots of this second; give a name", path.display())
+}
+
+/// A time in UTC, without what is unusual in names.
+fn name_of_time(seconds: i64) -> String {
+    let time = jiff::Timestamp::from_second(seconds).unwrap_or_default();
+    time.strftime("%Y-%m-%dT%H-%M-%SZ").to_string()
+}
+
+/// Where a snapshot of the subvolume at `path` is, of which `below` is the path from the root of
+/// the mount.
+fn shown_at(path: &Path, below: &Path) -> PathBuf {
+    // Without `.snapshots` and the name.
+    let of = below.strip_prefix(snapshots::DIRECTORY).unwrap_or(below);
+    let levels = of.components().count().saturating_sub(1);
+    let root_of = |path: &Path| {
+        let of = of.parent().unwrap_or(Path::new(""));
+        path.ends_with(of).then(|| path.ancestors().nth(levels).map(Path::to_owned)).flatten()
+    };
+    let real = |path: &Path| {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        fs::canonicalize(path).ok()
+    };
+    // A part of the path may be a link.
+    let Some(root) = real(path).and_then(|path| root_of(&path)) else { return below.to_owned() };
+    let as_given = root_of(path).filter(|given| real(given).is_some_and(|given| given == root));
+    as_given.unwrap_or(root).join(below)
+}
+
+fn list(path: &Path, json: bool) -> anyhow::Result<()> {
+    let found = snapshots::snapshots(path).map_err(|error| explain(path, OsStr::new(""), error))?;
+    if json {
+        let shown: Vec<_> = found.iter().map(Shown::new).collect();
+        return console::print_text(&serde_json::to_string_pretty(&shown).context("JSON")?);
+    }
+    if found.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<String> = found.iter().map(line).collect();
+    console::print_text(&format!("{HEAD}\n{}", lines.join("\n")))
+}
+
+/// A snapshot in JSON.
+#[derive(serde::Serialize)]
+struct Shown<'s> {
+    /// With a replacement character for what is not UTF-8.
+    name: std::borrow::Cow<'s, str>,
+    created: String,
+    created_ns: u64,
+    generation: u64,
+    uuid: &'s str,
+    is_held: bool,
+    unique_bytes: Option<u64>,
+}
+
+impl<'s> Shown<'s> {
+    fn new(snapshot: &'s Snapshot) -> Self {
+        Self {
+            name: String::from_utf8_lossy(&snapshot.name),
+            created: shown_time(snapshot.created_ns),
+            created_ns: snapshot.created_ns,
+            generation: snapshot.generation,
+            uuid: &snapshot.uuid,
+            is_held: snapshot.is_held,
+            unique_bytes: snapshot.unique_bytes,
+        }
+    }
+}
+
+const HEAD: &str = "created                    unique  held  name";
+
+fn line(snapshot: &Snapshot) -> String {
+    let unique = snapshot.unique_bytes.map_or("?".to_owned(), |bytes| Size { bytes }.to_string());
+    let held = if snapshot.is_held { "yes" } else { "no" };
+    let name = cairn_fsck::shown_path(&snapshot.name);
+    format!("{:<20}  {unique:>11}  {held:<4}  {name}", shown_time(snapshot.created_ns))
+}
+
+/// A time in UTC.
+fn shown_time(ns: u64) -> String {
+    let time = jiff::Timestamp::from_nanosecond(i128::from(ns)).unwrap_or_default();
+    format!("{time:.0}")
+}
+
+/// What an error means here, and what to do.
+fn explain(path: &Path, name: &OsStr, error: MountError) -> anyhow::Error {
+    let error = match error {
+        MountError::PathUnusable { path, errno } => MountError::Refused { path, errno },
+        error => error,
+    };
+    let MountError::Refused { errno, .. } = error else { return mount_error::explain(error) };
+    let (shown, name) = (path.display(), cairn_fsck::shown_path(name.as_bytes()));
+    let reason = match errno {
+        Errno::INVAL | Errno::NOTDIR => format!(
+            "{shown} is not the root directory of a subvolume: only subvolumes have snapshots \
+             (`cairn subvolume list` shows them)"
+        ),
+        Errno::OPNOTSUPP => format!(
+            "{shown} is a snapshot, and a snapshot has none: name the directory of its subvolume"
+        ),
+        Errno::EXIST => {
+            format!(
+                "{shown} has a snapshot {name} already: take another name, or delete that first"
+            )
+        }
+        Errno::NODATA => {
+            format!("{shown} has no snapshot {name}; `cairn snapshot list {shown}` shows them")
+        }
+        Errno::BUSY => format!(
+            "the snapshot {name} is held; release it first: `cairn snapshot release {shown} {name}`"
+        ),
+        Errno::NOSPC => format!(
+            "the volume is full: remove files, or delete snapshots (`cairn snapshot list {shown}` \
+             shows what each gives back)"
+        ),
+        Errno::PERM => format!(
+            "{shown} is not yours: only the owner of a subvolume and root make and delete its \
+             snapshots"
+        ),
+        Errno::MLINK => "no number is left for a snapshot; delete some, then mount the volume \
+                         again"
+            .to_owned(),
+        Errno::ROFS => format!("{shown} is mounted read-only"),
+        errno => format!("{shown}: {errno}"),
+    };
+    anyhow::anyhow!(reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_a_name() {
+        assert_eq!(name_of_time(1_795_707_605), "2026-11-26T15-40-05Z");
+        assert_eq!(name_of_time(0), "1970-01-01T00-00-00Z");
+        assert!(check_name(OsStr::new(&name_of_time(1 << 32))).is_ok());
+        for bad in ["", ".", "..", "a/b", &"x".repeat(256)] {
+            assert!(check_name(OsStr::new(bad)).is_err(), "{bad}");
+        }
+        assert!(check_name(OsStr::new("...")).is_ok());
+    }
+
+    #[test]
+    fn a_path_is_shown_as_it_was_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(folder.path()).unwrap();
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        std::os::unix::fs::symlink("a/b", root.join("b")).unwrap();
+        let below = Path::new(".snapshots/a/b/name");
+        let expected = root.join(below);
+        for given in ["a/b", "a/../a/b", "b"] {
+            assert_eq!(shown_at(&root.join(given), below), expected, "{given}");
+        }
+        assert_eq!(shown_at(&root, Path::new(".snapshots/x")), root.join(".snapshots/x"));
+        // Of another mount, or moved meanwhile.
+        assert_eq!(shown_at(&root, below), below);
+    }
+}

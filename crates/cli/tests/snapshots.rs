@@ -1,0 +1,639 @@
+//! Snapshots of a real mount: the commands, what other programs see below `.snapshots`, and what
+//! the kernel is told.
+//!
+//! `CAIRN_MOUNT_TESTS` as in `mounting`; `CAIRN_TEST_TRANSPORT` names the transport of the mounts.
+#[path = "mounting/file_handle.rs"]
+mod file_handle;
+#[path = "mounting/mounted.rs"]
+mod mounted;
+mod mounting;
+
+use file_handle::FileHandle;
+use mounted::Mounted;
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, XattrFlags};
+use rustix::io::Errno;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn mounted() -> Option<Mounted> {
+    let mounted = Mounted::new()?;
+    mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
+    mounted.succeeds(&["mount", "image", "dir"]);
+    Some(mounted)
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn at(mounted: &Mounted, name: &str) -> PathBuf {
+    mounted.path(&format!("dir/{name}"))
+}
+
+fn remount(mounted: &Mounted, options: &str) {
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+    mounted.succeeds(&["mount", "-o", options, "image", "dir"]);
+}
+
+fn end(mounted: &Mounted) {
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+}
+
+#[track_caller]
+fn expect_errno<T: std::fmt::Debug>(result: io::Result<T>, errnos: &[Errno]) {
+    let errno = result.unwrap_err().raw_os_error();
+    assert!(errnos.iter().any(|one| Some(one.raw_os_error()) == errno), "{errno:?}");
+}
+
+#[track_caller]
+fn expect_read_only<T: std::fmt::Debug>(result: io::Result<T>) {
+    expect_errno(result, &[Errno::ROFS]);
+}
+
+fn text(path: &Path) -> io::Result<String> {
+    fs::read_to_string(path)
+}
+
+/// Names and whether each is held, the oldest first.
+fn listed(mounted: &Mounted, path: &str) -> Vec<(String, bool)> {
+    let list = mounted.succeeds(&["snapshot", "list", path, "--json"]);
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let list = list.as_array().unwrap();
+    let times: Vec<u64> = list.iter().map(|one| one["created_ns"].as_u64().unwrap()).collect();
+    assert!(times.is_sorted(), "{times:?}");
+    let shown =
+        |one: &Value| (one["name"].as_str().unwrap().to_owned(), one["is_held"].as_bool().unwrap());
+    list.iter().map(shown).collect()
+}
+
+fn names(directory: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// Makes files of all kinds.
+fn fill(directory: &Path) {
+    fs::create_dir_all(directory.join("a/b/c")).unwrap();
+    fs::write(directory.join("a/small"), "small").unwrap();
+    fs::write(directory.join("a/b/big"), vec![7; 300_000]).unwrap();
+    fs::hard_link(directory.join("a/small"), directory.join("a/b/link")).unwrap();
+    symlink("a/small", directory.join("symbolic")).unwrap();
+    let sparse = File::create(directory.join("a/sparse")).unwrap();
+    sparse.set_len(1 << 20).unwrap();
+    sparse.write_all_at(b"middle", 500_000).unwrap();
+    rustix::fs::mknodat(
+        CWD,
+        directory.join("fifo"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o640),
+        0,
+    )
+    .unwrap();
+    rustix::fs::setxattr(directory.join("a"), "user.colour", b"blue", XattrFlags::empty()).unwrap();
+    for number in 0..300 {
+        fs::write(directory.join(format!("a/b/c/{number}")), number.to_string()).unwrap();
+    }
+}
+
+/// What is below a directory, by its path: what a copy of it has, too.
+fn tree(directory: &Path) -> BTreeMap<PathBuf, String> {
+    let (mut found, mut left) = (BTreeMap::new(), vec![PathBuf::new()]);
+    while let Some(below) = left.pop() {
+        let path = directory.join(&below);
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        let kind = metadata.file_type();
+        let content = if kind.is_dir() {
+            left.extend(
+                fs::read_dir(&path).unwrap().map(|one| below.join(one.unwrap().file_name())),
+            );
+            String::new()
+        } else if kind.is_symlink() {
+            format!("{:?}", fs::read_link(&path).unwrap())
+        } else if kind.is_file() {
+            let bytes = fs::read(&path).unwrap();
+            format!("{} {:?}", metadata.nlink(), String::from_utf8_lossy(&bytes))
+        } else {
+            String::new()
+        };
+        let shown = format!(
+            "{:o} {} {} {} {content}",
+            metadata.mode(),
+            metadata.uid(),
+            metadata.mtime(),
+            metadata.mtime_nsec()
+        );
+        found.insert(below, shown);
+    }
+    found
+}
+
+fn run(command: &str, arguments: &[&str], directory: &Path) -> Option<std::process::Output> {
+    let output = Command::new(command).args(arguments).current_dir(directory).output();
+    if output.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        eprintln!("left out: no {command}");
+        return None;
+    }
+    Some(output.unwrap())
+}
+
+#[track_caller]
+fn succeeds(command: &str, arguments: &[&str], directory: &Path) -> String {
+    let Some(output) = run(command, arguments, directory) else { return String::new() };
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_snapshot_shows_what_was_and_stays_so() {
+    let Some(mounted) = mounted() else { return };
+    let live = at(&mounted, "");
+    fill(&live);
+    let before = tree(&live);
+    // A page of a mapping and data that no fsync has written are in it, too.
+    let told = mounted.succeeds(&["snapshot", "create", "dir", "first"]);
+    assert_eq!(Path::new(told.trim_end()), Path::new("dir/.snapshots/first"));
+    let first = at(&mounted, ".snapshots/first");
+    assert_eq!(tree(&first), before);
+    assert_eq!(tree(&live), before);
+    fs::write(live.join("a/small"), "changed").unwrap();
+    OpenOptions::new()
+        .write(true)
+        .open(live.join("a/b/big"))
+        .unwrap()
+        .write_all_at(&[8; 5000], 100_000)
+        .unwrap();
+    fs::remove_dir_all(live.join("a/b/c")).unwrap();
+    fs::remove_file(live.join("symbolic")).unwrap();
+    fs::set_permissions(live.join("a"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(live.join("new"), "new").unwrap();
+    let changed = tree(&live);
+    mounted.succeeds(&["snapshot", "create", "dir", "second"]);
+    let second = at(&mounted, ".snapshots/second");
+    assert_eq!((tree(&first), tree(&second)), (before.clone(), changed.clone()));
+    // Files are not those of the volume, nor of another snapshot.
+    let numbers = ["a/small", ".snapshots/first/a/small", ".snapshots/second/a/small"]
+        .map(|name| fs::metadata(at(&mounted, name)).unwrap());
+    let all: BTreeSet<u64> = numbers.iter().map(MetadataExt::ino).collect();
+    assert_eq!(all.len(), 3, "{all:?}");
+    let mut colour = [0; 10];
+    let bytes = rustix::fs::getxattr(first.join("a"), "user.colour", &mut colour).unwrap();
+    assert_eq!(&colour[..bytes], b"blue");
+    assert_eq!(
+        names(&at(&mounted, ".snapshots")),
+        BTreeSet::from(["first", "second"].map(Into::into))
+    );
+    // It is there for those who know of it.
+    assert!(!names(&live).contains(".snapshots"));
+    remount(&mounted, "rw");
+    assert_eq!(
+        (tree(&first), tree(&second), tree(&live)),
+        (before.clone(), changed.clone(), changed)
+    );
+    let again = ["a/small", ".snapshots/first/a/small", ".snapshots/second/a/small"]
+        .map(|name| fs::metadata(at(&mounted, name)).unwrap().ino());
+    assert_eq!(again, numbers.map(|one| one.ino()));
+    remount(&mounted, "ro");
+    assert_eq!(tree(&first), before);
+    let told = mounted.exits_with(1, &["snapshot", "create", "dir", "third"]);
+    assert!(told.contains("read-only"), "{told}");
+    assert_eq!(listed(&mounted, "dir").len(), 2);
+    end(&mounted);
+}
+
+#[test]
+fn other_programs_copy_out_of_a_snapshot() {
+    let Some(mounted) = mounted() else { return };
+    fill(&at(&mounted, ""));
+    let folder = mounted.folder.path();
+    mounted.succeeds(&["snapshot", "create", "dir", "one"]);
+    let (live, one) = ("dir", "dir/.snapshots/one");
+    // `.snapshots` is not in the listing of the live directory, so the trees look the same.
+    assert_eq!(
+        succeeds("diff", &["-r", "--no-dereference", "--exclude=fifo", live, one], folder),
+        ""
+    );
+    let found = |of| succeeds("find", &[of, "-printf", "%P %y %s %n %t\n"], folder);
+    let lines = |of| found(of).lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    assert_eq!(lines(live), lines(one));
+    assert_eq!(
+        succeeds("find", &[".snapshots", "-name", "big"], &folder.join("dir")).lines().count(),
+        1
+    );
+    succeeds("cp", &["-a", one, "copy"], folder);
+    assert_eq!(tree(&folder.join("copy")), tree(&at(&mounted, ".snapshots/one")));
+    succeeds("cp", &["-a", one, "dir/back"], folder);
+    assert_eq!(tree(&at(&mounted, "back")), tree(&at(&mounted, ".snapshots/one")));
+    succeeds("tar", &["-cf", "archive", "-C", one, "."], folder);
+    fs::create_dir(folder.join("unpacked")).unwrap();
+    succeeds("tar", &["-xpf", "archive", "-C", "unpacked"], folder);
+    let without_times = |path: &str| {
+        tree(&folder.join(path))
+            .into_iter()
+            .map(|(name, shown)| {
+                (
+                    name,
+                    shown
+                        .split(' ')
+                        .enumerate()
+                        .filter(|part| part.0 != 3)
+                        .map(|part| part.1.to_owned())
+                        .collect::<Vec<_>>(),
+                )
+            })
+            .collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(without_times("unpacked"), without_times(one));
+    // Paths in a snapshot and above it are those of the mount.
+    let inner = folder.join(one).join("a");
+    assert_eq!(succeeds("ls", &["../../../.snapshots/one/a/b"], &inner), "big\nc\nlink\n");
+    let real = fs::canonicalize(&inner).unwrap();
+    let shown = succeeds("/bin/pwd", &["-P"], &inner);
+    assert_eq!(Path::new(shown.trim_end()), real);
+    end(&mounted);
+}
+
+#[test]
+fn nothing_in_a_snapshot_can_be_changed() {
+    let Some(mounted) = mounted() else { return };
+    let live = at(&mounted, "");
+    fs::create_dir(live.join("directory")).unwrap();
+    fs::write(live.join("file"), "content").unwrap();
+    symlink("file", live.join("symbolic")).unwrap();
+    rustix::fs::setxattr(live.join("file"), "user.a", b"b", XattrFlags::empty()).unwrap();
+    mounted.succeeds(&["snapshot", "create", "dir", "one"]);
+    let one = at(&mounted, ".snapshots/one");
+    let before = tree(&one);
+    let file = one.join("file");
+    expect_read_only(fs::write(&file, "other"));
+    expect_read_only(fs::write(one.join("new"), "new"));
+    let open = OpenOptions::new().read(true).write(true).open(&file);
+    if let Ok(mut open) = open {
+        expect_read_only(open.write(b"other"));
+        expect_read_only(open.set_len(3));
+        let allocated =
+            rustix::fs::fallocate(&open, rustix::fs::FallocateFlags::empty(), 0, 1 << 20);
+        expect_read_only(allocated.map_err(io::Error::from));
+        let source = File::open(live.join("file")).unwrap();
+        let copied = rustix::fs::copy_file_range(&source, None, &open, None, 3);
+        expect_read_only(copied.map_err(io::Error::from));
+        let mut all = String::new();
+        open.read_to_string(&mut all).unwrap();
+        assert_eq!(all, "content");
+        open.sync_all().unwrap();
+    }
+    expect_read_only(fs::create_dir(one.join("new")));
+    expect_read_only(symlink("x", one.join("new")));
+    expect_read_only(fs::hard_link(&file, one.join("new")));
+    expect_errno(fs::hard_link(&file, live.join("new")), &[Errno::ROFS, Errno::XDEV]);
+    expect_errno(fs::hard_link(live.join("file"), one.join("new")), &[Errno::ROFS, Errno::XDEV]);
+    expect_read_only(fs::remove_file(&file));
+    expect_read_only(fs::remove_dir(one.join("directory")));
+    expect_read_only(fs::rename(&file, one.join("new")));
+    expect_errno(fs::rename(&file, live.join("new")), &[Errno::ROFS, Errno::XDEV]);
+    expect_errno(fs::rename(live.join("file"), &file), &[Errno::ROFS, Errno::XDEV]);
+    expect_read_only(fs::set_permissions(&file, fs::Permissions::from_mode(0o600)));
+    expect_read_only(fs::set_permissions(&one, fs::Permissions::from_mode(0o700)));
+    let time = Timespec { tv_sec: 5, tv_nsec: UTIME_OMIT };
+    let times =
+        Timestamps { last_access: time, last_modification: Timespec { tv_nsec: 6, ..time } };
+    let set = rustix::fs::utimensat(CWD, &file, &times, AtFlags::empty());
+    expect_read_only(set.map_err(io::Error::from));
+    let set = rustix::fs::setxattr(&file, "user.a", b"c", XattrFlags::empty());
+    expect_read_only(set.map_err(io::Error::from));
+    let removed = rustix::fs::removexattr(&file, "user.a");
+    expect_read_only(removed.map_err(io::Error::from));
+    mounted.exits_with(1, &["subvolume", "create", "dir/.snapshots/one/sub"]);
+    let told = mounted.exits_with(1, &["snapshot", "create", "dir/.snapshots/one", "two"]);
+    assert!(told.contains("is a snapshot"), "{told}");
+    // What leads to snapshots is no less fixed.
+    let snapshots = at(&mounted, ".snapshots");
+    expect_read_only(fs::create_dir(snapshots.join("new")));
+    expect_read_only(fs::write(snapshots.join("new"), "new"));
+    expect_errno(fs::remove_dir(&one), &[Errno::ROFS]);
+    expect_errno(fs::rename(&one, snapshots.join("new")), &[Errno::ROFS]);
+    expect_errno(fs::remove_dir(&snapshots), &[Errno::BUSY]);
+    expect_errno(fs::rename(&snapshots, live.join("new")), &[Errno::BUSY]);
+    expect_errno(fs::create_dir(&snapshots), &[Errno::EXIST]);
+    assert_eq!(tree(&one), before);
+    assert_eq!(names(&live), BTreeSet::from(["directory", "file", "symbolic"].map(Into::into)));
+    end(&mounted);
+}
+
+#[test]
+fn a_deleted_snapshot_is_gone_at_once() {
+    let Some(mounted) = mounted() else { return };
+    let (live, one) = (at(&mounted, ""), at(&mounted, ".snapshots/one"));
+    fill(&live);
+    mounted.succeeds(&["snapshot", "create", "dir", "one"]);
+    mounted.succeeds(&["snapshot", "create", "dir", "other"]);
+    // The kernel knows all of it but one file.
+    tree(&one.join("a/b"));
+    let (mut open, directory) = (File::open(one.join("a/b/big")), File::open(&one).unwrap());
+    let unread = File::open(one.join("a/sparse")).unwrap();
+    mounted.succeeds(&["snapshot", "hold", "dir", "one"]);
+    assert_eq!(listed(&mounted, "dir"), [("one".into(), true), ("other".into(), false)]);
+    let told = mounted.exits_with(1, &["snapshot", "delete", "dir", "one"]);
+    assert!(told.contains("held") && told.contains("cairn snapshot release dir one"), "{told}");
+    assert_eq!(text(&one.join("a/small")).unwrap(), "small");
+    mounted.succeeds(&["snapshot", "release", "dir", "one"]);
+    mounted.succeeds(&["snapshot", "delete", "dir", "one"]);
+    assert_eq!(listed(&mounted, "dir"), [("other".into(), false)]);
+    assert_eq!(names(&at(&mounted, ".snapshots")), BTreeSet::from(["other".into()]));
+    expect_errno(fs::metadata(&one), &[Errno::NOENT]);
+    expect_errno(text(&one.join("a/small")), &[Errno::NOENT]);
+    let gone = [Errno::NOENT, Errno::STALE];
+    let by_directory = rustix::fs::openat(
+        &directory,
+        "a/b/c/7",
+        rustix::fs::OFlags::RDONLY,
+        rustix::fs::Mode::empty(),
+    );
+    expect_errno(by_directory.map_err(io::Error::from), &gone);
+    // What the kernel has not cached.
+    expect_errno(unread.read_at(&mut [0; 10], 700_000), &[Errno::STALE]);
+    let told = mounted.exits_with(1, &["snapshot", "delete", "dir", "one"]);
+    assert!(told.contains("no snapshot one"), "{told}");
+    // Another one of this name is another one.
+    fs::write(live.join("a/small"), "another").unwrap();
+    fs::write(live.join("a/b/big"), "another").unwrap();
+    mounted.succeeds(&["snapshot", "create", "dir", "one"]);
+    assert_eq!(text(&one.join("a/small")).unwrap(), "another");
+    assert_eq!(text(&one.join("a/b/big")).unwrap(), "another");
+    assert_eq!(text(&at(&mounted, ".snapshots/other/a/small")).unwrap(), "small");
+    let mut rest = Vec::new();
+    if let Ok(open) = &mut open
+        && open.read_to_end(&mut rest).is_ok()
+    {
+        assert!(rest == vec![7; 300_000], "neither what it was nor an error");
+    }
+    drop((open, directory, unread));
+    remount(&mounted, "rw");
+    assert_eq!(text(&one.join("a/small")).unwrap(), "another");
+    mounted.succeeds(&["snapshot", "delete", "dir", "other", "one"]);
+    assert!(names(&at(&mounted, ".snapshots")).is_empty());
+    end(&mounted);
+}
+
+#[test]
+fn snapshots_of_subvolumes_stand_below_the_path_of_each() {
+    let Some(mounted) = mounted() else { return };
+    fs::create_dir_all(at(&mounted, "home/ada")).unwrap();
+    mounted.succeeds(&[
+        "subvolume",
+        "create",
+        "dir/home/ada/mail",
+        "dir/home/ada/mail/old",
+        "dir/none",
+    ]);
+    fs::write(at(&mounted, "home/ada/mail/letter"), "Dear Ada").unwrap();
+    fs::write(at(&mounted, "home/ada/mail/old/letter"), "Dear Charles").unwrap();
+    assert!(names(&at(&mounted, ".snapshots")).is_empty());
+    for (path, shown) in [
+        ("dir/home/ada/mail", "dir/.snapshots/home/ada/mail/x"),
+        ("dir/home/ada/mail/old", "dir/.snapshots/home/ada/mail/old/x"),
+        ("dir", "dir/.snapshots/x"),
+    ] {
+        let told = mounted.succeeds(&["snapshot", "create", path, "x"]);
+        assert_eq!(told.trim_end(), shown);
+        assert!(mounted.path(shown).is_dir());
+        assert_eq!(listed(&mounted, path), [("x".into(), false)]);
+    }
+    fs::write(at(&mounted, "home/ada/mail/letter"), "Dear Bob").unwrap();
+    let set = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+    let shown = |path: &str| names(&at(&mounted, path));
+    assert_eq!(shown(".snapshots"), set(&["home", "x"]));
+    assert_eq!(shown(".snapshots/home"), set(&["ada"]));
+    assert_eq!(shown(".snapshots/home/ada/mail"), set(&["old", "x"]));
+    // A snapshot has one subvolume, not those in it.
+    assert_eq!(shown(".snapshots/home/ada/mail/x"), set(&["letter"]));
+    assert_eq!(shown(".snapshots/x/home/ada"), set(&[]));
+    assert_eq!(text(&at(&mounted, ".snapshots/home/ada/mail/x/letter")).unwrap(), "Dear Ada");
+    assert_eq!(
+        text(&at(&mounted, ".snapshots/home/ada/mail/old/x/letter")).unwrap(),
+        "Dear Charles"
+    );
+    expect_errno(fs::metadata(at(&mounted, ".snapshots/none")), &[Errno::NOENT]);
+    // They move with their subvolume.
+    fs::rename(at(&mounted, "home/ada/mail"), at(&mounted, "post")).unwrap();
+    assert_eq!(shown(".snapshots"), set(&["post", "x"]));
+    assert_eq!(text(&at(&mounted, ".snapshots/post/x/letter")).unwrap(), "Dear Ada");
+    // A subvolume with snapshots stays.
+    mounted.succeeds(&["snapshot", "delete", "dir/post/old", "x"]);
+    mounted.succeeds(&["subvolume", "delete", "dir/post/old"]);
+    let told = mounted.exits_with(1, &["subvolume", "delete", "dir/post"]);
+    assert!(told.contains("has snapshots") && told.contains("delete those first"), "{told}");
+    fs::remove_file(at(&mounted, "post/letter")).unwrap();
+    expect_errno(fs::remove_dir(at(&mounted, "post")), &[Errno::BUSY]);
+    mounted.succeeds(&["snapshot", "delete", "dir/post", "x"]);
+    mounted.succeeds(&["subvolume", "delete", "dir/post"]);
+    assert_eq!(shown(".snapshots"), set(&["x"]));
+    end(&mounted);
+}
+
+/// Names can be any bytes, and there can be many of them.
+#[test]
+fn every_snapshot_is_listed() {
+    let Some(mounted) = mounted() else { return };
+    let long = |letter: &str| letter.repeat(255);
+    for name in [&long("a"), &long("b"), &long("\u{1}"), "\u{1b}[1m\"", " ", "..."] {
+        mounted.succeeds(&["snapshot", "create", "dir", name]);
+    }
+    let told = mounted.succeeds(&["snapshot", "create", "dir"]);
+    let told = mounted.path(told.trim_end());
+    assert!(told.is_dir(), "{told:?}");
+    let all = listed(&mounted, "dir");
+    assert_eq!(all.len(), 7);
+    assert_eq!(names(&at(&mounted, ".snapshots")), all.into_iter().map(|one| one.0).collect());
+    let list = mounted.succeeds(&["snapshot", "list", "dir"]);
+    assert!(list.lines().count() == 8 && list.starts_with("created "), "{list}");
+    assert!(list.chars().all(|letter| letter == '\n' || !letter.is_control()), "{list:?}");
+    end(&mounted);
+}
+
+#[test]
+fn an_error_says_what_to_do() {
+    let Some(mounted) = mounted() else { return };
+    fs::create_dir(at(&mounted, "plain")).unwrap();
+    fs::write(at(&mounted, "file"), "").unwrap();
+    mounted.succeeds(&["snapshot", "create", "dir", "one"]);
+    let long = "x".repeat(256);
+    for (arguments, expected) in [
+        (&["create", "dir", "one"][..], "has a snapshot one already"),
+        (&["create", "dir", "a/b"], "no name for a snapshot"),
+        (&["create", "dir", ".."], "no name for a snapshot"),
+        (&["create", "dir", ""], "no name for a snapshot"),
+        (&["create", "dir", &long], "more than 255 bytes"),
+        (&["create", "dir/plain", "two"], "not the root directory of a subvolume"),
+        (&["create", "dir/file", "two"], "not the root directory of a subvolume"),
+        (&["create", "dir/missing", "two"], "No such file"),
+        (&["create", "dir/.snapshots", "two"], "not the root directory of a subvolume"),
+        (&["create", ".", "two"], "not in a mount of Cairn"),
+        (&["create", "dir/.snapshots/one", "two"], "is a snapshot"),
+        (&["list", "dir/plain"], "not the root directory of a subvolume"),
+        (&["list", "dir/.snapshots/one"], "is a snapshot"),
+        (&["delete", "dir", "two"], "no snapshot two"),
+        (&["hold", "dir", "two"], "no snapshot two"),
+        (&["release", "dir", "two"], "no snapshot two"),
+    ] {
+        let told = mounted.exits_with(1, &[&["snapshot"], arguments].concat());
+        assert!(told.contains(expected), "{arguments:?}: {told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+    }
+    assert_eq!(listed(&mounted, "dir").len(), 1);
+    end(&mounted);
+}
+
+#[test]
+fn a_name_of_the_user_comes_first() {
+    let Some(mounted) = mounted() else { return };
+    let one = at(&mounted, ".snapshots/one");
+    // Made by an earlier version, or in a mount that shows another subvolume.
+    mounted.succeeds(&["subvolume", "create", "dir/sub"]);
+    fs::create_dir_all(at(&mounted, "sub/.snapshots/one")).unwrap();
+    fs::write(at(&mounted, "sub/.snapshots/one/own"), "own").unwrap();
+    mounted.succeeds(&["snapshot", "create", "dir/sub", "one"]);
+    remount(&mounted, "subvolume=257");
+    assert_eq!(text(&one.join("own")).unwrap(), "own");
+    fs::rename(at(&mounted, ".snapshots"), at(&mounted, "moved")).unwrap();
+    assert_eq!(text(&one.join(".snapshots/one/own")).unwrap(), "own");
+    end(&mounted);
+}
+
+#[test]
+fn a_snapshot_belongs_to_the_owner_of_its_subvolume() {
+    if !is_root() {
+        return;
+    }
+    let Some(mounted) = mounted() else { return };
+    fs::set_permissions(mounted.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    mounted.succeeds(&["subvolume", "create", "dir/own", "dir/closed"]);
+    chown(at(&mounted, "own"), Some(4711), Some(4711)).unwrap();
+    fs::write(at(&mounted, "own/secret"), "secret").unwrap();
+    fs::set_permissions(at(&mounted, "own/secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(at(&mounted, "closed/file"), "file").unwrap();
+    let as_other = |program: &str, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(mounted.folder.path());
+        command.uid(4711).gid(4711).output().unwrap().status.success()
+    };
+    let cairn = |arguments: &[&str]| as_other(env!("CARGO_BIN_EXE_cairn"), arguments);
+    // The program itself may stand where another user can't run it.
+    if !cairn(&["--version"]) {
+        return;
+    }
+    mounted.succeeds(&["snapshot", "create", "dir/closed", "one"]);
+    fs::set_permissions(at(&mounted, "closed"), fs::Permissions::from_mode(0o700)).unwrap();
+    assert!(!cairn(&["snapshot", "create", "dir", "one"]));
+    assert!(!cairn(&["snapshot", "create", "dir/closed", "two"]));
+    assert!(cairn(&["snapshot", "create", "dir/own", "one"]));
+    assert!(cairn(&["snapshot", "list", "dir/own"]));
+    assert!(cairn(&["snapshot", "hold", "dir/own", "one"]));
+    assert!(cairn(&["snapshot", "release", "dir/own", "one"]));
+    assert!(as_other("ls", &["dir/.snapshots/own/one"]));
+    assert!(!as_other("cat", &["dir/.snapshots/own/one/secret"]));
+    // What is closed now is closed in its snapshots, too, that were made before.
+    assert!(!as_other("cat", &["dir/.snapshots/closed/one/file"]));
+    assert_eq!(text(&at(&mounted, ".snapshots/closed/one/file")).unwrap(), "file");
+    assert!(cairn(&["snapshot", "delete", "dir/own", "one"]));
+    assert!(!cairn(&["snapshot", "delete", "dir/closed", "one"]));
+    end(&mounted);
+}
+
+#[test]
+fn a_file_handle_leads_into_its_snapshot_or_nowhere() {
+    let Some(mounted) = mounted() else { return };
+    if !is_root() {
+        eprintln!("left out: opening by a handle takes root");
+        return;
+    }
+    let (live, one) = (at(&mounted, ""), at(&mounted, ".snapshots/one"));
+    fs::create_dir(live.join("directory")).unwrap();
+    fs::write(live.join("directory/file"), "first").unwrap();
+    mounted.succeeds(&["snapshot", "create", "dir", "one"]);
+    fs::write(live.join("directory/file"), "second").unwrap();
+    // Where the kernel has forgotten a directory, it looks for its name in the listing above it.
+    remount(&mounted, "show_snapshots");
+    let handle = |path: PathBuf| FileHandle::of(&path).unwrap();
+    let in_snapshot = handle(one.join("directory/file"));
+    let directory = handle(one.join("directory"));
+    let of_live = handle(live.join("directory/file"));
+    let content = |handle: FileHandle| {
+        let mut text = String::new();
+        handle.open(&File::open(&live)?)?.read_to_string(&mut text)?;
+        io::Result::Ok(text)
+    };
+    for _ in 0..2 {
+        rustix::fs::syncfs(File::open(&live).unwrap()).unwrap();
+        fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+        assert_eq!(content(in_snapshot).unwrap(), "first");
+        assert_eq!(content(of_live).unwrap(), "second");
+        let opened = directory.open(&File::open(&live).unwrap()).unwrap();
+        let path =
+            fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&opened)));
+        assert_eq!(path.unwrap(), fs::canonicalize(one.join("directory")).unwrap());
+        drop(opened);
+        remount(&mounted, "show_snapshots");
+    }
+    mounted.succeeds(&["snapshot", "delete", "dir", "one"]);
+    expect_errno(content(in_snapshot), &[Errno::STALE]);
+    remount(&mounted, "rw");
+    // Numbers are used again by later mounts.
+    for name in ["one", "two"] {
+        mounted.succeeds(&["snapshot", "create", "dir", name]);
+        expect_errno(content(in_snapshot), &[Errno::STALE]);
+    }
+    assert_eq!(content(of_live).unwrap(), "second");
+    end(&mounted);
+}
+
+/// With the kernel's writeback cache, it accepts what the server refuses later.
+#[test]
+fn cached_writes_do_not_stay() {
+    let Some(mounted) = mounted() else { return };
+    fs::write(at(&mounted, "file"), "content").unwrap();
+    mounted.succeeds(&["snapshot", "create", "dir", "one"]);
+    remount(&mounted, "writeback=on");
+    let file = at(&mounted, ".snapshots/one/file");
+    let mut written = OpenOptions::new().read(true).write(true).open(&file).unwrap();
+    let refused = written.write_all(b"something longer").and_then(|()| written.sync_all());
+    expect_read_only(refused);
+    drop(written);
+    // The kernel forgets the file in a moment.
+    while text(&file).unwrap() != "content" {
+        cairn_environment::clock::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(fs::metadata(&file).unwrap().len(), 7);
+    // The kernel tells the next sync, too.
+    let told = mounted.exits_with(1, &["sync", "dir"]);
+    assert!(told.contains("could not be written"), "{told}");
+    end(&mounted);
+}
+
+#[test]
+fn a_mount_lists_snapshots_if_it_is_told() {
+    let Some(mounted) = mounted() else { return };
+    let live = at(&mounted, "");
+    for number in 0..500 {
+        fs::write(live.join(format!("{number:0100}")), "").unwrap();
+    }
+    mounted.succeeds(&["snapshot", "create", "dir", "one"]);
+    assert_eq!(names(&live).len(), 500);
+    remount(&mounted, "show_snapshots");
+    for _ in 0..2 {
+        let listed = names(&live);
+        assert!(listed.contains(".snapshots") && listed.len() == 501, "{}", listed.len());
+        assert_eq!(succeeds("ls", &["-la"], &live).lines().count(), 504);
+    }
+    let found = succeeds("find", &[".", "-name", "0*7"], &live);
+    assert_eq!(found.lines().count(), 100);
+    assert_eq!(names(&live.join(".snapshots/one")).len(), 500);
+    end(&mounted);
+}

@@ -1,0 +1,502 @@
+//! `.snapshots` of a mount: directories that are on no device and lead to snapshots.
+//!
+//! Each stands for a *live* directory: the root, the root directory of a subvolume with snapshots,
+//! or one on the way there. It holds the snapshots of that subvolume, and the directories that
+//! stand for those below. If a snapshot has the name of such a directory, the snapshot wins.
+//!
+//! Mode, owner and group are those of the live directory at the time of the request, and the kernel
+//! keeps neither attributes nor names. So it refuses here what it refuses there. A number stands
+//! for the same live directory as long as the mount lives, wherever that is moved, so a permission
+//! that was checked is one for the directory whose snapshots are answered.
+//!
+//! The kernel keeps a listing as long as the directory's time of change stays, so that is made of
+//! what the listing is made of.
+//!
+//! Lock: the table of numbers, for a moment; nothing is called under it.
+use super::attributes::{attr_out, statx_out};
+use super::{Answer, VolumeHandler, answer, answer_bytes, answer_status, fail};
+use crate::kernel;
+use crate::protocol::directory_list::ListedName;
+use crate::protocol::wire::{AttrOut, EntryOut, StatxOut};
+use crate::protocol::{DirectoryList, DirectoryPlusList, Operation, RequestHeader};
+use crate::transport::Reply;
+use cairn_engine::{Attributes, Error, FileType, InodeId, SnapshotInfo, Timestamp, Volume};
+use cairn_environment::lock::Mutex;
+use cairn_environment::{Rank, clock};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// The name in the root directory that leads here, unless that has an entry of this name.
+pub(super) const NAME: &[u8] = b".snapshots";
+/// Cookies up to this one continue after "." and "..".
+const COOKIE_OF_DOTS: u64 = 2;
+
+/// The directories that the kernel may know.
+pub(super) struct SnapshotDirectories(Mutex<Table>);
+
+struct Table {
+    /// By number.
+    live: Vec<InodeId>,
+    numbers: HashMap<InodeId, u64>,
+    /// When a snapshot was made or deleted last; 0 before the first time.
+    changed: Timestamp,
+}
+
+impl Default for SnapshotDirectories {
+    fn default() -> Self {
+        let numbers = HashMap::from([(InodeId::ROOT, 0)]);
+        let table = Table { live: vec![InodeId::ROOT], numbers, changed: Timestamp::default() };
+        Self(Mutex::new(Rank::LEAF, table))
+    }
+}
+
+impl SnapshotDirectories {
+    /// The node that stands for a live directory.
+    pub(super) fn node(&self, live: InodeId) -> InodeId {
+        let mut table = self.0.lock();
+        let number = match table.numbers.get(&live) {
+            Some(number) => *number,
+            None => {
+                let number = table.live.len() as u64;
+                table.live.push(live);
+                table.numbers.insert(live, number);
+                number
+            }
+        };
+        InodeId::made_up(number)
+    }
+
+    /// The node that stands for a live directory, if the kernel may know it.
+    pub(super) fn known_node(&self, live: InodeId) -> Option<InodeId> {
+        self.0.lock().numbers.get(&live).copied().map(InodeId::made_up)
+    }
+
+    /// The live directory for which a node stands; a handle may be of an earlier mount.
+    fn live(&self, node: InodeId) -> Answer<InodeId> {
+        let number = node.made_up_number().ok_or(Errno::STALE)?;
+        Ok(self.0.lock().live.get(number as usize).copied().ok_or(Errno::STALE)?)
+    }
+
+    /// A snapshot was made or deleted.
+    pub(super) fn note_change(&self) {
+        let (seconds, nanoseconds) = clock::now_wall();
+        let now = Timestamp { seconds, nanoseconds };
+        let mut table = self.0.lock();
+        let next = match table.changed.nanoseconds {
+            999_999_999 => Timestamp { seconds: table.changed.seconds + 1, nanoseconds: 0 },
+            before => Timestamp { nanoseconds: before + 1, ..table.changed },
+        };
+        table.changed = now.max(next);
+    }
+
+    /// The nodes that stand for a live directory and those above it, as far as the kernel may know
+    /// them.
+    pub(super) fn known_up_to_root(&self, volume: &Volume, live: InodeId) -> Vec<InodeId> {
+        let (mut nodes, mut at, mut seen) = (Vec::new(), live, BTreeSet::new());
+        loop {
+            nodes.extend(self.known_node(at));
+            match volume.parent(at) {
+                Ok(above) if at != InodeId::ROOT && seen.insert(at) => at = above,
+                _ => return nodes,
+            }
+        }
+    }
+
+    fn changed(&self) -> Timestamp {
+        self.0.lock().changed
+    }
+}
+
+/// The live directories from the root to subvolumes with snapshots.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Ways {
+    /// Root directories of subvolumes with snapshots.
+    ends: BTreeSet<InodeId>,
+    /// Of the directories above them, those below that lead on.
+    below: BTreeMap<InodeId, BTreeSet<InodeId>>,
+}
+
+impl Ways {
+    fn new(volume: &Volume) -> Answer<Self> {
+        let mut ways = Self::default();
+        for id in volume.snapshotted_subvolumes()? {
+            // What has no name in this mount, or can't be read, is not shown.
+            if let Ok(root) = volume.root_of_subvolume(id) {
+                ways.add(root, |directory| volume.parent(directory).ok());
+            }
+        }
+        Ok(ways)
+    }
+
+    fn add(&mut self, end: InodeId, above: impl Fn(InodeId) -> Option<InodeId>) {
+        self.ends.insert(end);
+        let mut at = end;
+        while at != InodeId::ROOT
+            && let Some(directory) = above(at)
+            // From one that is known already the way is known, too; damage can lead in circles.
+            && self.below.entry(directory).or_default().insert(at)
+        {
+            at = directory;
+        }
+    }
+
+    fn lead_to(&self, directory: InodeId) -> bool {
+        self.ends.contains(&directory) || self.below.contains_key(&directory)
+    }
+}
+
+/// What a name in one of these directories is.
+enum Found {
+    /// The one that stands for this live directory.
+    Directory(InodeId),
+    /// The root directory of a snapshot, or that of the mount, with a reference.
+    Inode(Attributes),
+}
+
+/// An entry of one of these directories.
+struct Listed {
+    /// The place in the list.
+    id: InodeId,
+    node: InodeId,
+    name: Vec<u8>,
+}
+
+impl Listed {
+    /// Ids of inodes are positive numbers with room for more.
+    fn cookie(&self) -> u64 {
+        self.id.0 + COOKIE_OF_DOTS + 1
+    }
+}
+
+/// A number that is made of others and differs where they differ.
+fn mixed(numbers: impl IntoIterator<Item = u64>) -> u64 {
+    numbers.into_iter().fold(0x9e37_79b9_7f4a_7c15, |sum, number| {
+        let sum = (sum ^ number).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        (sum ^ sum >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53).rotate_left(29)
+    })
+}
+
+/// The live directory may be gone.
+fn or_stale(error: Error) -> Error {
+    if matches!(error, Error::NotFound) { Error::Stale } else { error }
+}
+
+impl VolumeHandler {
+    /// Answers a request to one of these directories, as a read-only file system would. Returns the
+    /// reply if it is of a kind that concerns no directory.
+    pub(super) fn serve_snapshot_directory(
+        &self,
+        header: &RequestHeader,
+        operation: &Operation<'_>,
+        reply: Reply,
+    ) -> Option<Reply> {
+        use Operation as Op;
+        let node = InodeId(header.node);
+        match *operation {
+            Op::Lookup { name } => self.look_up_snapshot(node, name, reply),
+            Op::GetAttributes { .. } => answer(reply, self.snapshot_directory_attributes(node)),
+            Op::Statx { .. } => answer(reply, self.snapshot_directory_statx(node)),
+            Op::ReadDirectory { cookie, length_bytes } => {
+                let mut list = DirectoryList::new(length_bytes);
+                let listed = self.list_snapshots(node, cookie, &mut |name| list.push(name));
+                answer_bytes(reply, listed.map(|()| list.into_bytes()));
+            }
+            Op::ReadDirectoryPlus { cookie, length_bytes } => {
+                let mut list = DirectoryPlusList::new(length_bytes);
+                // Names only: the kernel looks each up when it is used.
+                let mut push = |name: &ListedName<'_>| list.push(name, &EntryOut::default());
+                let listed = self.list_snapshots(node, cookie, &mut push);
+                answer_bytes(reply, listed.map(|()| list.as_bytes()));
+            }
+            Op::SetAttributes(_)
+            | Op::Symlink { .. }
+            | Op::MakeNode { .. }
+            | Op::MakeDirectory { .. }
+            | Op::Link { .. }
+            | Op::TemporaryFile { .. }
+            | Op::Unlink { .. }
+            | Op::RemoveDirectory { .. }
+            | Op::Rename { .. }
+            | Op::SetXattr { .. }
+            | Op::RemoveXattr { .. } => reply.error(Errno::ROFS),
+            Op::GetXattr { .. } => reply.error(Errno::NODATA),
+            Op::ListXattrs { length_bytes } => {
+                super::extended::answer_no_names(reply, length_bytes)
+            }
+            Op::Read { .. } | Op::Write { .. } | Op::CopyFileRange { .. } => {
+                reply.error(Errno::ISDIR);
+            }
+            Op::ReadLink | Op::Seek { .. } | Op::Fallocate { .. } => reply.error(Errno::INVAL),
+            Op::Fsync { .. } | Op::FsyncDirectory { .. } => {
+                answer_status(reply, Ok::<_, Errno>(()))
+            }
+            Op::Ioctl { command: kernel::IOCTL_SUBVOLUMES, .. } => reply.error(Errno::INVAL),
+            _ => return Some(reply),
+        }
+        None
+    }
+
+    /// Answers with the directory that `.snapshots` names.
+    pub(super) fn answer_snapshots(&self, reply: Reply) {
+        self.answer_found(reply, Ok(Found::Directory(InodeId::ROOT)));
+    }
+
+    /// Whether a name in the root directory leads to snapshots.
+    pub(super) fn is_snapshots(&self, parent: InodeId, name: &[u8]) -> bool {
+        parent == InodeId::ROOT
+            && name == NAME
+            && match self.volume.lookup(parent, name) {
+                Ok(real) => {
+                    self.volume.forget(real.inode, 1);
+                    false
+                }
+                Err(error) => matches!(error, Error::NotFound),
+            }
+    }
+
+    /// Of the root directory of a snapshot, the node of the directory in which it is shown.
+    pub(super) fn shown_in(&self, directory: InodeId) -> Answer<Option<InodeId>> {
+        Ok(self.live_of_snapshot(directory)?.map(|live| self.snapshots.node(live)))
+    }
+
+    /// Answers LOOKUP of `..` in the root directory of a snapshot; gives the reply back for others.
+    pub(super) fn look_up_above_snapshot(&self, directory: InodeId, reply: Reply) -> Option<Reply> {
+        match self.live_of_snapshot(directory) {
+            Ok(None) => return Some(reply),
+            found => self.answer_found(
+                reply,
+                found.map(|live| Found::Directory(live.unwrap_or(InodeId::ROOT))),
+            ),
+        }
+        None
+    }
+
+    /// Of the root directory of a snapshot, that of its subvolume.
+    fn live_of_snapshot(&self, directory: InodeId) -> Answer<Option<InodeId>> {
+        if directory == InodeId::ROOT || directory.number() != InodeId::ROOT.number() {
+            return Ok(None);
+        }
+        match self.volume.subvolume_of(directory)? {
+            (_, true) => Ok(None),
+            (id, false) => Ok(Some(self.volume.root_of_subvolume(id).unwrap_or(InodeId::ROOT))),
+        }
+    }
+
+    fn look_up_snapshot(&self, node: InodeId, name: &[u8], reply: Reply) {
+        let found = self.snapshots.live(node).and_then(|live| self.find_snapshot(live, name));
+        self.answer_found(reply, found);
+    }
+
+    fn answer_found(&self, reply: Reply, found: Answer<Found>) {
+        let answered = found.and_then(|found| match found {
+            Found::Inode(attributes) => Ok((attributes, true)),
+            Found::Directory(live) => {
+                Ok((self.attributes_as(live, &Ways::new(&self.volume)?)?, false))
+            }
+        });
+        match answered {
+            Err(failure) => fail(reply, &failure),
+            // The kernel looks the name up again each time.
+            Ok((attributes, true)) => {
+                let entry = EntryOut { entry_valid_seconds: 0, ..self.entry(&attributes) };
+                self.deliver_reference(reply, attributes.inode.0, &entry);
+            }
+            Ok((attributes, false)) => {
+                let entry = EntryOut {
+                    // The same for the same live directory.
+                    generation: mixed([self.live_number(attributes.inode)]) >> 32,
+                    entry_valid_seconds: 0,
+                    attr_valid_seconds: 0,
+                    ..self.entry(&attributes)
+                };
+                let _delivery = reply.structure(&entry);
+            }
+        }
+    }
+
+    fn live_number(&self, node: InodeId) -> u64 {
+        self.snapshots.live(node).map_or(0, |live| live.0)
+    }
+
+    fn find_snapshot(&self, live: InodeId, name: &[u8]) -> Answer<Found> {
+        let volume = &self.volume;
+        match name {
+            b"." => return Ok(Found::Directory(live)),
+            b".." if live == InodeId::ROOT => {
+                return Ok(Found::Inode(volume.lookup_inode(InodeId::ROOT)?));
+            }
+            b".." => return Ok(Found::Directory(volume.parent(live).map_err(or_stale)?)),
+            _ => {}
+        }
+        if let (id, true) = volume.subvolume_of(live).map_err(or_stale)? {
+            match volume.snapshot_named(id, name) {
+                Ok(snapshot) => return Ok(Found::Inode(volume.lookup_inode(snapshot.root)?)),
+                Err(Error::NotFound) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let below = volume.lookup(live, name)?.inode;
+        volume.forget(below, 1);
+        if Ways::new(volume)?.lead_to(below) {
+            Ok(Found::Directory(below))
+        } else {
+            Err(Errno::NOENT.into())
+        }
+    }
+
+    /// The attributes of the directory that stands for `live`.
+    fn attributes_as(&self, live: InodeId, ways: &Ways) -> Answer<Attributes> {
+        let attributes = self.volume.attributes(live).map_err(or_stale)?;
+        let changed = self.snapshots.changed();
+        let below = ways.below.get(&live).into_iter().flatten().map(|below| below.0);
+        let of_list = [changed, attributes.modified]
+            .into_iter()
+            .flat_map(|time| [time.seconds as u64, u64::from(time.nanoseconds)]);
+        let modified = Timestamp {
+            seconds: changed.max(attributes.modified).seconds,
+            nanoseconds: (mixed(of_list.chain(below)) % 1_000_000_000) as u32,
+        };
+        Ok(Attributes {
+            inode: self.snapshots.node(live),
+            // The number of directories in it is not said.
+            links: 1,
+            size_bytes: 0,
+            blocks_512: 0,
+            accessed: modified,
+            modified,
+            changed: attributes.changed.max(modified),
+            ..attributes
+        })
+    }
+
+    fn current_attributes(&self, node: InodeId) -> Answer<Attributes> {
+        let live = self.snapshots.live(node)?;
+        self.attributes_as(live, &Ways::new(&self.volume)?)
+    }
+
+    fn snapshot_directory_attributes(&self, node: InodeId) -> Answer<AttrOut> {
+        let attributes = self.current_attributes(node)?;
+        Ok(AttrOut { attr_valid_seconds: 0, ..attr_out(&attributes) })
+    }
+
+    fn snapshot_directory_statx(&self, node: InodeId) -> Answer<StatxOut> {
+        let attributes = self.current_attributes(node)?;
+        Ok(StatxOut { attr_valid_seconds: 0, ..statx_out(&attributes) })
+    }
+
+    fn list_snapshots(
+        &self,
+        node: InodeId,
+        cookie: u64,
+        push: &mut dyn FnMut(&ListedName<'_>) -> bool,
+    ) -> Answer<()> {
+        let live = self.snapshots.live(node)?;
+        let file_type = FileType::Directory as u8;
+        let above = match live {
+            InodeId::ROOT => InodeId::ROOT,
+            live => self.snapshots.node(self.volume.parent(live).map_err(or_stale)?),
+        };
+        for (name, inode, own) in [(&b"."[..], node, 1), (b"..", above, COOKIE_OF_DOTS)] {
+            let listed = ListedName { name, inode: inode.0, file_type, cookie: own };
+            if cookie < own && !push(&listed) {
+                return Ok(());
+            }
+        }
+        for entry in self.entries(live)?.iter().filter(|entry| entry.cookie() > cookie) {
+            let listed = ListedName {
+                name: &entry.name,
+                inode: entry.node.0,
+                file_type,
+                cookie: entry.cookie(),
+            };
+            if !push(&listed) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is in the directory that stands for `live`, in the order of cookies.
+    fn entries(&self, live: InodeId) -> Answer<Vec<Listed>> {
+        let snapshots = match self.volume.subvolume_of(live).map_err(or_stale)? {
+            (id, true) => self.volume.snapshots(id)?,
+            (_, false) => Vec::new(),
+        };
+        let names: BTreeSet<&[u8]> = snapshots.iter().map(|one| &one.name[..]).collect();
+        let mut entries = Vec::new();
+        if let Some(below) = Ways::new(&self.volume)?.below.get(&live) {
+            let mut left = below.len();
+            self.volume.read_directory(live, 0, &mut |item| {
+                if below.contains(&item.inode) {
+                    left -= 1;
+                    if !names.contains(item.name) {
+                        let name = item.name.to_vec();
+                        entries.push(Listed { id: item.inode, node: item.inode, name });
+                    }
+                }
+                left > 0
+            })?;
+            entries.iter_mut().for_each(|entry| entry.node = self.snapshots.node(entry.id));
+        }
+        let shown = |SnapshotInfo { root, name, .. }| Listed { id: root, node: root, name };
+        entries.extend(snapshots.into_iter().map(shown));
+        entries.sort_unstable_by_key(|entry| entry.id);
+        Ok(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn id(number: u64) -> InodeId {
+        InodeId(number)
+    }
+
+    #[test]
+    fn ways_lead_from_the_root_to_subvolumes_with_snapshots() {
+        // 1 holds 2 and 5; 2 holds 3, and that 4; 6 has no name in this mount; 7 and 8 lead in
+        // circles.
+        let above = |of: InodeId| match of.0 {
+            2 | 5 => Some(id(1)),
+            3 => Some(id(2)),
+            4 => Some(id(3)),
+            7 => Some(id(8)),
+            8 => Some(id(7)),
+            _ => None,
+        };
+        let mut ways = Ways::default();
+        [4, 2, 6, 7].iter().for_each(|&end| ways.add(id(end), above));
+        assert!([1, 2, 3, 4, 6].iter().all(|&one| ways.lead_to(id(one))));
+        assert!(!ways.lead_to(id(5)));
+        let below = |of: u64| ways.below.get(&id(of)).into_iter().flatten().copied();
+        assert_eq!(below(1).collect::<Vec<_>>(), [id(2)]);
+        assert_eq!(below(2).collect::<Vec<_>>(), [id(3)]);
+        assert_eq!(below(4).count(), 0);
+        ways.add(InodeId::ROOT, above);
+        assert!(ways.ends.contains(&InodeId::ROOT));
+    }
+
+    #[test]
+    fn a_number_stands_for_one_directory() {
+        let shown = SnapshotDirectories::default();
+        assert_eq!(shown.node(InodeId::ROOT), InodeId::made_up(0));
+        let (first, second) = (shown.node(id(70)), shown.node(id(80)));
+        assert!(first != second && shown.node(id(70)) == first);
+        assert_eq!(shown.live(second).ok(), Some(id(80)));
+        assert_eq!(shown.known_node(id(90)), None);
+        // A handle of an earlier mount.
+        assert_eq!(shown.live(InodeId::made_up(3)).unwrap_err().errno(), Errno::STALE);
+    }
+
+    #[test]
+    fn each_change_has_a_time_of_its_own() {
+        let shown = SnapshotDirectories::default();
+        let mut times = vec![shown.changed()];
+        for _ in 0..50 {
+            shown.note_change();
+            times.push(shown.changed());
+        }
+        assert!(times.is_sorted_by(|one, next| one < next), "{times:?}");
+    }
+}

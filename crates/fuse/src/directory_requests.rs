@@ -1,0 +1,226 @@
+//! Requests about subvolumes and snapshots of a mounted volume: one request to a directory of the
+//! mount, as JSON in the buffer of an ioctl, and one reply.
+use crate::control::open_in_mount;
+use crate::error::MountError;
+use crate::kernel::{self, BUFFER_BYTES};
+use rustix::fs::StatVfsMountFlags;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// What a program asks of the directory that it has opened.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Make a subvolume with this name there.
+    Create { name: Vec<u8>, mode: u32 },
+    /// Remove the subvolume with this name there.
+    Remove { name: Vec<u8> },
+    /// Say what is known of those with higher ids; the directory does not matter.
+    List { after: u64 },
+    /// Say what is known of this one.
+    Show,
+    /// Show this one at the root of later mounts.
+    SetDefault,
+    /// What concerns the snapshots of this one.
+    Snapshots(SnapshotRequest),
+}
+
+impl Request {
+    /// The kernel does not know which ioctls change something.
+    fn changes_volume(&self) -> bool {
+        match self {
+            Self::List { .. } | Self::Show => false,
+            Self::Snapshots(request) => request.changes_volume(),
+            Self::Create { .. } | Self::Remove { .. } | Self::SetDefault => true,
+        }
+    }
+}
+
+/// What a program asks of the subvolume whose root directory it has opened.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SnapshotRequest {
+    /// Make a snapshot.
+    Create { name: Vec<u8> },
+    /// Delete one.
+    Delete { name: Vec<u8> },
+    /// Have one that can't be deleted, or can be again.
+    Hold { name: Vec<u8>, held: bool },
+    /// Say what is known of those with higher generations.
+    List { after: u64 },
+}
+
+impl SnapshotRequest {
+    /// As of [`Request`].
+    pub(crate) fn changes_volume(&self) -> bool {
+        !matches!(self, Self::List { .. })
+    }
+}
+
+/// What the server answers.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pub(crate) subvolumes: Vec<Subvolume>,
+    #[serde(default)]
+    pub(crate) snapshots: Vec<Snapshot>,
+    /// There are more.
+    pub(crate) more: bool,
+}
+
+/// A subvolume, as its mount shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subvolume {
+    /// Its id.
+    pub id: u64,
+    /// Where it is below the root of the mount, if it is there and the path has up to 3,900 bytes;
+    /// beginning with `/`.
+    #[serde(with = "hexadecimal")]
+    pub path: Option<PathBuf>,
+    /// Id of the subvolume in which its name stands; its own for the first one.
+    pub parent: u64,
+    /// Identity, random.
+    pub uuid: String,
+    /// When it was made, in nanoseconds since 1970.
+    pub created_ns: u64,
+    /// Transaction that made it; 0 for the first one.
+    pub generation: u64,
+    /// A mount shows it at its root if it is not told which.
+    pub is_default: bool,
+    /// It was removed, and its space is not free yet.
+    pub is_being_removed: bool,
+}
+
+/// A snapshot of a subvolume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// Transaction that made it: the younger one of two has the greater.
+    pub generation: u64,
+    /// When it was made, in nanoseconds since 1970.
+    pub created_ns: u64,
+    /// Identity, random.
+    pub uuid: String,
+    /// It can't be deleted until it is released.
+    pub is_held: bool,
+    /// Bytes that nothing else has, so its deletion gives them back; unknown while the volume can't
+    /// say it.
+    pub unique_bytes: Option<u64>,
+}
+
+/// Paths as digits: names can be any bytes.
+mod hexadecimal {
+    use super::path_of_bytes;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+    use std::fmt::Write;
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::PathBuf;
+
+    pub(super) fn serialize<S: Serializer>(
+        path: &Option<PathBuf>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let digits = path.as_ref().map(|path| {
+            path.as_os_str().as_bytes().iter().fold(String::new(), |mut digits, byte| {
+                let _ = write!(digits, "{byte:02x}");
+                digits
+            })
+        });
+        digits.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(
+        deserializer: D,
+    ) -> Result<Option<PathBuf>, D::Error> {
+        let Some(digits) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let bytes = digits.as_bytes().chunks(2).map(byte).collect::<Option<Vec<u8>>>();
+        bytes.map(|bytes| Some(path_of_bytes(bytes))).ok_or_else(|| D::Error::custom("digits"))
+    }
+}
+
+/// The request in the buffer of an ioctl.
+pub(crate) fn decode<'b, T: Deserialize<'b>>(buffer: &'b [u8]) -> Option<T> {
+    let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
+    serde_json::from_slice(&buffer[..end]).ok()
+}
+
+/// The buffer of an ioctl with `value`, if there is room for it.
+pub(crate) fn encode(value: &impl Serialize) -> Option<Box<[u8; BUFFER_BYTES]>> {
+    let text = serde_json::to_vec(value).ok()?;
+    let mut buffer = Box::new([0; BUFFER_BYTES]);
+    buffer.get_mut(..text.len())?.copy_from_slice(&text);
+    Some(buffer)
+}
+
+/// Sends a request to `directory`, and returns the answer.
+pub(crate) fn ask(directory: &Path, request: &Request) -> Result<Answer, MountError> {
+    let failed = |errno| match errno {
+        Errno::NOTTY => MountError::NotInCairn(directory.to_owned()),
+        Errno::NOTCONN => MountError::NoAnswer { path: directory.to_owned(), errno },
+        errno => MountError::Refused { path: directory.to_owned(), errno },
+    };
+    let open = open_in_mount(directory).map_err(|error| match error {
+        MountError::NoAnswer { errno, .. } | MountError::PathUnusable { errno, .. } => {
+            failed(errno)
+        }
+        error => error,
+    })?;
+    let flags = rustix::fs::fstatvfs(&open).map_err(failed)?.f_flag;
+    if request.changes_volume() && flags.contains(StatVfsMountFlags::RDONLY) {
+        return Err(failed(Errno::ROFS));
+    }
+    let mut buffer = encode(request).ok_or(failed(Errno::NAMETOOLONG))?;
+    kernel::request_of_subvolumes(&open, &mut buffer).map_err(failed)?;
+    decode(&buffer[..]).ok_or(failed(Errno::PROTO))
+}
+
+/// A path of bytes.
+pub(crate) fn path_of_bytes(bytes: Vec<u8>) -> PathBuf {
+    std::ffi::OsString::from_vec(bytes).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_answers_pass_a_buffer() {
+        for request in [
+            Request::Create { name: vec![255; 255], mode: 0o700 },
+            Request::Remove { name: b"x".to_vec() },
+            Request::List { after: u64::MAX },
+            Request::Show,
+            Request::SetDefault,
+            Request::Snapshots(SnapshotRequest::Hold { name: b"x".to_vec(), held: true }),
+        ] {
+            let buffer = encode(&request).unwrap();
+            assert_eq!(decode::<Request>(&buffer[..]), Some(request));
+        }
+        let subvolume = Subvolume {
+            id: 300,
+            path: Some(path_of_bytes(b"/\xff\n\"".to_vec())),
+            parent: 256,
+            uuid: "00".into(),
+            created_ns: 1,
+            generation: 2,
+            is_default: false,
+            is_being_removed: true,
+        };
+        let nameless = Subvolume { path: None, ..subvolume.clone() };
+        let snapshot = Snapshot {
+            name: b"\xff\"".to_vec(),
+            generation: 7,
+            created_ns: 8,
+            uuid: "01".into(),
+            is_held: true,
+            unique_bytes: None,
+        };
+        let subvolumes = vec![subvolume, nameless];
+        let answer = Answer { subvolumes, snapshots: vec![snapshot], more: true };
+        assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[..]), Some(answer));
+        assert_eq!(decode::<Request>(&[0; BUFFER_BYTES]), None);
+        assert_eq!(decode::<Request>(b"{\"Create\":{\"na"), None);
+        assert!(encode(&vec![7_u8; BUFFER_BYTES]).is_none());
+    }
+}

@@ -1,0 +1,73 @@
+//! Snapshots of subvolumes of a mounted volume, for programs: requests to the root directory of a
+//! subvolume.
+use crate::control;
+use crate::directory_requests::{Request, SnapshotRequest, ask, path_of_bytes};
+use crate::error::MountError;
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+
+pub use crate::directory_requests::Snapshot;
+
+/// The name in the root directory of a mount that leads to all snapshots.
+pub const DIRECTORY: &str = ".snapshots";
+
+fn refused(path: &Path, errno: Errno) -> MountError {
+    MountError::Refused { path: path.to_owned(), errno }
+}
+
+/// Makes a snapshot of the subvolume with the root directory at `path`, with everything that was
+/// written before. It is durable then. For the owner of the subvolume, root, and the server's user.
+/// Returns where it is shown below the root of the mount, beginning with [`DIRECTORY`], if it is.
+///
+/// # Errors
+/// If there is no subvolume, it has a snapshot of this name, or the volume is full.
+pub fn create_snapshot(path: &Path, name: &[u8]) -> Result<Option<PathBuf>, MountError> {
+    // What the kernel caches of files and mappings is not on the server.
+    control::send_cached_data(path)?;
+    let request = SnapshotRequest::Create { name: name.to_vec() };
+    let answer = ask(path, &Request::Snapshots(request))?;
+    let of = answer.subvolumes.into_iter().next().and_then(|subvolume| subvolume.path);
+    Ok(of.map(|of| {
+        let below = of.strip_prefix("/").unwrap_or(&of);
+        Path::new(DIRECTORY).join(below).join(path_of_bytes(name.to_vec()))
+    }))
+}
+
+/// The snapshots of the subvolume with the root directory at `path`, the oldest first.
+///
+/// # Errors
+/// If there is no subvolume, or one can't be read.
+pub fn snapshots(path: &Path) -> Result<Vec<Snapshot>, MountError> {
+    let mut found: Vec<Snapshot> = Vec::new();
+    loop {
+        let after = found.last().map_or(0, |last| last.generation);
+        let page = ask(path, &Request::Snapshots(SnapshotRequest::List { after }))?;
+        if page.more && page.snapshots.is_empty() {
+            return Err(refused(path, Errno::PROTO));
+        }
+        found.extend(page.snapshots);
+        if !page.more {
+            return Ok(found);
+        }
+    }
+}
+
+/// Deletes a snapshot of the subvolume with the root directory at `path`. That is durable then; its
+/// space comes back later. For the owner of the subvolume, root, and the server's user.
+///
+/// # Errors
+/// If there is no such snapshot, or it is held.
+pub fn delete_snapshot(path: &Path, name: &[u8]) -> Result<(), MountError> {
+    let request = SnapshotRequest::Delete { name: name.to_vec() };
+    ask(path, &Request::Snapshots(request)).map(drop)
+}
+
+/// Holds a snapshot of the subvolume with the root directory at `path`, so that it can't be
+/// deleted, or releases it. For the owner of the subvolume, root, and the server's user.
+///
+/// # Errors
+/// If there is no such snapshot.
+pub fn hold_snapshot(path: &Path, name: &[u8], held: bool) -> Result<(), MountError> {
+    let request = SnapshotRequest::Hold { name: name.to_vec(), held };
+    ask(path, &Request::Snapshots(request)).map(drop)
+}
