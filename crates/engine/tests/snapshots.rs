@@ -8,6 +8,7 @@ use cairn_engine::{
 };
 use cairn_environment::random::Seeded;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -402,10 +403,10 @@ impl History {
         let parent = self.directories[directory as usize];
         let (volume, key) = (&self.volume, (directory, name));
         let name = file_name(name);
-        if !self.files.contains_key(&key) {
+        if let Entry::Vacant(entry) = self.files.entry(key) {
             let inode = volume.create(parent, &name, &FILE).unwrap().inode;
             volume.forget(inode, 1);
-            self.files.insert(key, Vec::new());
+            entry.insert(Vec::new());
         }
         let inode = volume.lookup(parent, &name).unwrap().inode;
         let content = self.files.get_mut(&key).unwrap();

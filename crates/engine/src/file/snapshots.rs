@@ -76,7 +76,12 @@ impl Files {
 
     /// Frees what the cleanups of a subvolume name. What can't be done stays for the next mount.
     pub(super) fn reap_dead_runs(&self, orphan: Orphan) {
-        match self.store.clean_up(orphan.number, || self.orphans.queue.is_closing()) {
+        let done = if self.store.options.background {
+            self.store.clean_up(orphan.number, || self.orphans.queue.is_closing())
+        } else {
+            self.finish_cleanups(orphan.number)
+        };
+        match done {
             Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
             Err(Error::NoSpace) => self.orphans.queue.postpone(orphan),
             Err(error) => {

@@ -1,6 +1,7 @@
 //! What the next cut has to do about snapshots, and the space for it.
 use crate::Result;
 use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_format::{Generation, SnapshotItem};
 use cairn_space::Reservation;
@@ -19,11 +20,27 @@ pub(crate) struct CutWork {
     pub(super) wanted: Mutex<Vec<Wanted>>,
     /// For the dead runs that the cut writes; operations bring it.
     pub(super) room: Mutex<Option<Reservation>>,
+    /// The last transaction in which a snapshot was deleted.
+    deleted_in: AtomicU64,
 }
 
 impl CutWork {
     pub(super) fn new() -> Self {
-        Self { wanted: Mutex::new(Rank::LEAF, Vec::new()), room: Mutex::new(Rank::LEAF, None) }
+        Self {
+            wanted: Mutex::new(Rank::LEAF, Vec::new()),
+            room: Mutex::new(Rank::LEAF, None),
+            deleted_in: AtomicU64::new(0),
+        }
+    }
+
+    /// The running transaction deletes a snapshot; its cleanup is not in the tree yet.
+    pub(super) fn note_deletion(&self, running: Generation) {
+        self.deleted_in.fetch_max(running.0, Ordering::AcqRel);
+    }
+
+    /// The last transaction in which a snapshot was deleted, since the volume was opened.
+    pub(super) fn last_deletion(&self) -> Generation {
+        Generation(self.deleted_in.load(Ordering::Acquire))
     }
 
     pub(super) fn is_any_wanted(&self) -> bool {

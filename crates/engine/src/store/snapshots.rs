@@ -12,8 +12,9 @@
 //!   item goes, a *cleanup* says that births in (p, j] of lists begun in [j, n) are nobody's.
 //!   Without n it is the lists begun before now, since a snapshot to come may have such births,
 //!   too. *A crash before the superblock: the snapshot is there. After it: the next mount goes on.*
-//! - **Cleanup**: the runs leave the lists, some at a time, and their blocks become free. *A crash:
-//!   runs named and referenced, or neither: each batch is of one transaction.*
+//! - **Cleanup**: the runs leave the lists, some at a time, and their blocks become free. It begins
+//!   when the deletion's transaction is cut: only then everything is in the lists. *A crash: runs
+//!   named and referenced, or neither: each batch is of one transaction.*
 //!
 //! None of this is logged. Whoever uses an inode of a deleted snapshot gets [`Error::Stale`].
 //!
@@ -353,6 +354,10 @@ impl Store {
     pub(crate) fn clean_up(&self, root: InodeId, interrupted: impl Fn() -> bool) -> Result<()> {
         let id = self.trees.subvolume(root)?.id;
         while let Some((newest, cleanup)) = self.trees.first_cleanup(id)? {
+            if self.transactions.generation() <= self.cut_work.last_deletion() {
+                // What died before the deletion enters the lists with the cut.
+                self.commit()?;
+            }
             let births = cleanup.oldest.next()..=newest;
             let lists: Vec<_> = self.trees.dead_lists(id).collect::<Result<_>>()?;
             for (since, list) in lists {
@@ -459,6 +464,7 @@ impl Operation<'_> {
         let lists_to = after.unwrap_or(self.generation());
         let cleanup = CleanupItem { oldest: before, lists_from: generation, lists_to };
         self.note_unlogged_change();
+        store.cut_work.note_deletion(self.generation());
         let (tree, change) = (records.tree()?, self.change());
         tree.remove(&change, &Key::of_subvolume(id, ItemKind::Snapshot, generation))?;
         let key = Key::of_subvolume(id, ItemKind::Cleanup, generation);
