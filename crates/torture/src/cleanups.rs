@@ -77,17 +77,18 @@ fn read(device: &dyn BlockDevice, range: BlockRange) -> Result<Vec<u8>, String> 
     read.map(|()| bytes).map_err(|error| error.to_string())
 }
 
-/// Syncs until no deletion of a snapshot is under way. The device is that of the volume.
+/// Commits until no deletion of a snapshot is under way, and no removal of a subvolume: one that
+/// lacks space goes on after a commit. The device is that of the volume.
 ///
 /// # Errors
 /// It never ends.
 pub fn wait_for_cleanups(volume: &Volume, device: &dyn BlockDevice) -> Result<(), String> {
     for _ in 0..LOOKS_MAX {
-        volume.sync().map_err(|error| format!("sync: {error}"))?;
-        // A sync leaves to the log what a commit would bring to the trees.
         volume.commit().map_err(|error| format!("commit: {error}"))?;
+        let subvolumes = volume.subvolumes().map_err(|error| format!("subvolumes: {error}"))?;
+        let is_removing = subvolumes.iter().any(|subvolume| subvolume.is_dying);
         // Nodes may be written meanwhile.
-        if counts(device).is_ok_and(|counts| counts.cleanups == 0) {
+        if !is_removing && counts(device).is_ok_and(|counts| counts.cleanups == 0) {
             // What the last one has freed is free after a commit.
             return volume.commit().map_err(|error| format!("commit: {error}"));
         }
@@ -132,7 +133,7 @@ pub fn expect_cleanups_to_end(
         }
         let options = VolumeOptions { background: true, ..recovery_options() };
         let volume = Volume::open(open()?, options).map_err(|error| format!("opening: {error}"))?;
-        volume.sync().map_err(|error| format!("sync: {error}"))?;
+        volume.commit().map_err(|error| format!("commit: {error}"))?;
         clock::sleep(Duration::from_millis(1));
         volume.close().map_err(|error| format!("closing: {error}"))?;
         left = counts(&*open()?)?.cleanups;

@@ -59,9 +59,9 @@ impl Floors {
             times: 60_000,
             allocation: 9000,
             subvolumes: 300,
-            snapshots: 0,
+            snapshots: 3000,
         },
-        snapshot_images: 0,
+        snapshot_images: 500,
         planted: 850,
     };
     /// Of searches of recorded runs (`cairn torture systematic`).

@@ -364,7 +364,7 @@ fn shrink(
     mut error: String,
     options: &PlainOptions,
 ) -> (Vec<Operation>, String) {
-    const TIME_MAX: Duration = Duration::from_secs(30);
+    const TIME_MAX: Duration = Duration::from_secs(60);
     let begin = cairn_environment::clock::now_monotonic();
     let options =
         PlainOptions { compare_interval: 1.max(options.compare_interval / 8), ..*options };

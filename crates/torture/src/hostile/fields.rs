@@ -304,7 +304,7 @@ fn value_structure(key: Key) -> &'static str {
         Some(ItemKind::Snapshot) => "Snapshot",
         Some(ItemKind::DeadList) => "DeadList",
         Some(ItemKind::Cleanup) => "Cleanup",
-        Some(ItemKind::DeadRuns) => "DeadRuns",
+        Some(ItemKind::DeadRuns) => "DeadRun",
         Some(ItemKind::XattrPart) | None => "",
     }
 }
@@ -320,7 +320,7 @@ mod tests {
         let fields = fields();
         assert!(fields.len() > 80, "{} fields", fields.len());
         // No volume here is a member, or has subvolumes or snapshots.
-        let elsewhere = ["MemberLabel", "Subvolume", "Snapshot", "DeadList", "Cleanup", "DeadRuns"];
+        let elsewhere = ["MemberLabel", "Subvolume", "Snapshot", "DeadList", "Cleanup", "DeadRun"];
         for field in fields.iter().filter(|field| !elsewhere.contains(&field.structure)) {
             let found = volumes.iter().any(|places| places.by_field.contains_key(field));
             assert!(found, "{field} is nowhere");

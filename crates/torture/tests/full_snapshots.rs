@@ -1,0 +1,306 @@
+//! Space and deletion with snapshots: volumes are filled between snapshots, until what was removed
+//! gives nothing back. Each deletion of a snapshot works then, and gives back all that only that
+//! one had, also by power failures in the middle. Without snapshots the volume is as empty as it
+//! was, each time.
+use cairn_blockdev::{BlockDevice, SimulatedDevice};
+use cairn_engine::{
+    AllocateMode, AttributeChange, Error, FileType, InodeId, NewInode, Volume, VolumeOptions,
+};
+use cairn_environment::clock;
+use cairn_environment::random::Seeded;
+use cairn_torture::cleanups::{counts, delete_all, wait_for_cleanups};
+use cairn_torture::crash::expect_clean;
+use cairn_torture::files::{NEW_FILE, fill, format};
+use cairn_torture::seed_from_environment;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+const VOLUME_BYTES: u64 = 24 << 20;
+const ROUNDS: u32 = 5;
+/// Snapshots of a round, at most.
+const SNAPSHOTS: u64 = 8;
+
+/// Looks at what is done in the background, with a pause before each; only a volume that never
+/// gets there needs all.
+const LOOKS_MAX: u32 = 5000;
+
+/// A volume, with the root directories of its subvolumes.
+type Opened = (Volume, Vec<InodeId>);
+
+const DIRECTORY: NewInode<'static> =
+    NewInode { file_type: FileType::Directory, mode: 0o755, ..NEW_FILE };
+
+fn open(device: &Arc<SimulatedDevice>, background: bool) -> Volume {
+    let options = VolumeOptions {
+        background,
+        commit_interval: Duration::from_millis(20),
+        dirty_data_bytes_max: 4 << 20,
+        ..VolumeOptions::default()
+    };
+    Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).expect("it opens")
+}
+
+/// Blocks in use, and inodes, once nothing is under way.
+fn used(volume: &Volume, device: &SimulatedDevice) -> (u64, u64) {
+    wait_for_cleanups(volume, device).unwrap_or_else(|error| panic!("{error}"));
+    volume.sync().expect("it can be synced");
+    volume.commit().expect("it can be committed");
+    let space = volume.space();
+    (space.total_blocks - space.free_blocks, space.inodes)
+}
+
+/// As much is in use as `before`, once what was removed is gone.
+fn expect_used(volume: &Volume, device: &SimulatedDevice, before: (u64, u64), when: &str) {
+    for _ in 0..LOOKS_MAX {
+        if used(volume, device) == before {
+            return;
+        }
+        clock::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(used(volume, device), before, "{when}");
+}
+
+/// The volume and the root directories of both subvolumes, with nothing under way in the
+/// background.
+fn open_again(volume: Volume, device: &Arc<SimulatedDevice>, background: bool) -> Opened {
+    volume.close().expect("it closes");
+    expect_clean(&**device).unwrap_or_else(|error| panic!("{error}"));
+    let volume = open(device, background);
+    let subvolume = volume.lookup(volume.root(), b"subvolume").expect("it exists").inode;
+    let roots = vec![volume.root(), subvolume];
+    (volume, roots)
+}
+
+/// The regular files in a directory.
+fn files_in(volume: &Volume, directory: InodeId) -> Vec<(Vec<u8>, InodeId)> {
+    let mut found = Vec::new();
+    let mut take = |item: cairn_engine::DirectoryItem<'_>| {
+        if item.file_type == FileType::Regular {
+            found.push((item.name.to_vec(), item.inode));
+        }
+        true
+    };
+    volume.read_directory(directory, 0, &mut take).expect("it is a directory");
+    found
+}
+
+/// Changes or removes some of the files; a full volume may refuse any of that.
+fn change_some(volume: &Volume, directories: &[InodeId], random: &mut Seeded) {
+    let small = |result: Result<(), Error>| match result {
+        Ok(()) | Err(Error::NoSpace) => {}
+        Err(error) => panic!("changing a file: {error}"),
+    };
+    for directory in directories {
+        for (name, inode) in files_in(volume, *directory) {
+            let at = 4096 * random.below(40);
+            small(match random.below(12) {
+                0 => volume.unlink(*directory, &name),
+                1 => volume.write(inode, at, &vec![9; 1 + random.below(40_000) as usize]),
+                2 => {
+                    let change =
+                        AttributeChange { size: Some(at + 100), ..AttributeChange::default() };
+                    volume.set_attributes(inode, &change).map(drop)
+                }
+                3 => volume.allocate(inode, at, 30_000, AllocateMode::PunchHole),
+                4 => {
+                    let mode = AllocateMode::Allocate { keep_size: random.chance(1, 2) };
+                    volume.allocate(inode, at, 50_000, mode)
+                }
+                _ => Ok(()),
+            });
+        }
+    }
+}
+
+/// Removes all files; whether that was possible.
+fn remove_files(volume: &Volume, directories: &[InodeId]) -> Result<(), Error> {
+    for directory in directories {
+        for (name, _) in files_in(volume, *directory) {
+            volume.unlink(*directory, &name)?;
+        }
+    }
+    Ok(())
+}
+
+/// A volume that has never a snapshot, but all that stays for ever once there was one.
+fn start(background: bool) -> (Arc<SimulatedDevice>, (u64, u64)) {
+    let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
+    format(&*device, 1 << 20).expect("a new volume");
+    let volume = open(&device, background);
+    let other = volume.create_subvolume(volume.root(), b"first", &DIRECTORY).expect("it fits");
+    for root in [volume.root(), other.inode] {
+        volume.create_snapshot(root, b"first").expect("it fits");
+    }
+    delete_all(&volume).expect("they are not held");
+    volume.remove_subvolume(volume.root(), b"first").expect("it exists");
+    let before = used(&volume, &device);
+    volume.close().expect("it closes");
+    (device, before)
+}
+
+/// Fills a volume with snapshots of two subvolumes in between; their root directories.
+fn fill_between_snapshots(volume: &Volume, random: &mut Seeded) -> Vec<InodeId> {
+    let new = volume.create_subvolume(volume.root(), b"subvolume", &DIRECTORY).expect("it fits");
+    let roots = vec![volume.root(), new.inode];
+    let snapshots = 2 + random.below(SNAPSHOTS - 1);
+    for number in 0..snapshots {
+        // Files of several lengths, some of which go or change later.
+        for file in 0..4 + random.below(20) {
+            let directory = roots[random.below(2) as usize];
+            let name = format!("{number}-{file}").into_bytes();
+            let Ok(made) = volume.create(directory, &name, &NEW_FILE) else { break };
+            let written = volume.write(made.inode, 0, &vec![3; 1 + random.below(150_000) as usize]);
+            volume.forget(made.inode, 1);
+            if written.is_err() {
+                break;
+            }
+        }
+        change_some(volume, &roots, random);
+        let root = roots[random.below(2) as usize];
+        let name = format!("snapshot {number}").into_bytes();
+        match volume.create_snapshot(root, &name) {
+            Ok(info) if random.chance(1, 5) => {
+                volume.hold_snapshot(info.subvolume, &name, true).expect("it exists");
+            }
+            Ok(_) | Err(Error::NoSpace) => {}
+            Err(error) => panic!("making a snapshot: {error}"),
+        }
+        change_some(volume, &roots, random);
+    }
+    fill(volume, &roots, 99, random);
+    let space = volume.space();
+    assert!(space.available_blocks < space.total_blocks / 10, "{space:?} is not full");
+    roots
+}
+
+/// All snapshots, as their subvolumes and names.
+fn all_snapshots(volume: &Volume) -> Vec<(u64, Vec<u8>)> {
+    let subvolumes = volume.snapshotted_subvolumes().expect("they can be listed");
+    let of = |id| volume.snapshots(id).expect("they can be listed").into_iter();
+    subvolumes.into_iter().flat_map(|id| of(id).map(move |info| (id, info.name))).collect()
+}
+
+/// By generation, the blocks that only one snapshot holds.
+fn alone(volume: &Volume, subvolume: u64) -> BTreeMap<u64, u64> {
+    let usage = volume.snapshot_usage(subvolume).expect("it can be read");
+    usage.into_iter().map(|one| (one.generation, one.unique_blocks)).collect()
+}
+
+/// Deletes all snapshots in a random order. Each deletion works, and gives back what that snapshot
+/// alone has.
+fn delete_each(volume: &Volume, device: &SimulatedDevice, random: &mut Seeded) {
+    let mut left = all_snapshots(volume);
+    while !left.is_empty() {
+        let (subvolume, name) = left.swap_remove(random.below(left.len() as u64) as usize);
+        let info = volume.snapshot_named(subvolume, &name).expect("it is listed");
+        if info.is_held {
+            let refused = volume.delete_snapshot(subvolume, &name);
+            assert!(matches!(refused, Err(Error::Busy)), "{refused:?}");
+            volume.hold_snapshot(subvolume, &name, false).expect("releasing needs no space");
+        }
+        let before = used(volume, device).0;
+        let alone = alone(volume, subvolume)[&info.generation];
+        volume.delete_snapshot(subvolume, &name).expect("deleting works on a full volume");
+        let after = used(volume, device).0;
+        assert!(
+            after + alone <= before,
+            "{before} blocks were in use, {alone} of them only by {info:?}, and then {after}"
+        );
+    }
+}
+
+/// Removes all that was made on a volume; nothing may be refused.
+fn remove_all(volume: &Volume, roots: &[InodeId]) {
+    remove_files(volume, roots).expect("removing works without snapshots");
+    volume.forget(roots[1], 1);
+    volume.remove_subvolume(volume.root(), b"subvolume").expect("it has no snapshots");
+}
+
+fn fills_and_deletes(background: bool) {
+    let mut random = Seeded::new(seed_from_environment());
+    let (device, before) = start(background);
+    for round in 0..ROUNDS {
+        let volume = open(&device, background);
+        let roots = fill_between_snapshots(&volume, &mut random);
+        if random.chance(1, 2) {
+            match remove_files(&volume, &roots) {
+                Ok(()) | Err(Error::NoSpace) => {}
+                Err(error) => panic!("round {round}, removing files: {error}"),
+            }
+        }
+        let (volume, roots) = if random.chance(1, 2) {
+            let (volume, roots) = open_again(volume, &device, background);
+            delete_each(&volume, &device, &mut random);
+            (volume, roots)
+        } else {
+            delete_all(&volume).expect("deleting works on a full volume");
+            // In the middle of it.
+            open_again(volume, &device, background)
+        };
+        used(&volume, &device);
+        remove_all(&volume, &roots);
+        expect_used(&volume, &device, before, &format!("round {round}"));
+        volume.close().expect("it closes");
+        expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        let counts = counts(&*device).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        assert_eq!((counts.snapshots, counts.cleanups, counts.dead_runs), (0, 0, 0));
+    }
+}
+
+#[test]
+fn deleting_snapshots_gives_all_back() {
+    fills_and_deletes(false);
+}
+
+#[test]
+fn the_same_with_background_work() {
+    fills_and_deletes(true);
+}
+
+/// The power fails at points of the deletions on a full volume.
+#[test]
+fn a_deletion_that_was_interrupted_gives_all_back() {
+    let mut random = Seeded::new(seed_from_environment());
+    let (device, before) = start(false);
+    let volume = open(&device, false);
+    let roots = fill_between_snapshots(&volume, &mut random);
+    match remove_files(&volume, &roots) {
+        Ok(()) | Err(Error::NoSpace) => {}
+        Err(error) => panic!("removing files: {error}"),
+    }
+    volume.sync().expect("what write accepted has its space");
+    device.start_recording();
+    delete_each(&volume, &device, &mut random);
+    volume.close().expect("it closes");
+    let mut explorer = device.explorer();
+    let (events, mut interrupted) = (explorer.history_len(), 0);
+    let mut points: Vec<usize> =
+        (0..30).map(|_| random.below(events as u64 + 1) as usize).collect();
+    points.sort_unstable();
+    for point in points {
+        explorer.advance_to(point);
+        let state = Arc::new(explorer.state(&mut random));
+        let when = format!("after {point} of {events} events");
+        expect_clean(&*state).unwrap_or_else(|error| panic!("{when}: {error}"));
+        let counts = counts(&*state).unwrap_or_else(|error| panic!("{when}: {error}"));
+        interrupted += u32::from(counts.cleanups > 0);
+        let volume = open(&state, random.chance(1, 2));
+        delete_all(&volume).expect("deleting works on a full volume");
+        let volume = if random.chance(1, 2) {
+            // Again in the middle.
+            volume.close().expect("it closes");
+            open(&state, false)
+        } else {
+            volume
+        };
+        used(&volume, &state);
+        let subvolume = volume.lookup(volume.root(), b"subvolume").expect("it exists").inode;
+        remove_all(&volume, &[volume.root(), subvolume]);
+        expect_used(&volume, &state, before, &when);
+        volume.close().expect("it closes");
+        expect_clean(&*state).unwrap_or_else(|error| panic!("{when}: {error}"));
+    }
+    eprintln!("{interrupted} of 30 states have a deletion that was interrupted");
+    assert!(interrupted > 0, "no state has a deletion that was interrupted");
+}
