@@ -21,8 +21,8 @@ impl Store {
         self.check_alive()
     }
 
-    /// As [`Store::check_writable`]; also fails for an inode of a snapshot. Asked before space is: on
-    /// a full volume, too, it is the reason.
+    /// As [`Store::check_writable`]; also fails for an inode of a snapshot. Asked before space is:
+    /// on a full volume, too, it is the reason.
     pub(crate) fn check_writable_at(&self, inode: InodeId) -> Result<()> {
         self.check_writable()?;
         self.trees.subvolume(inode).map_or(Ok(()), Subvolume::check_writable)
