@@ -128,8 +128,6 @@ const RANDOM_RUNS: &[(Sabotage, Killer)] = &[
     (Sabotage::IgnoresTheOrder, Planted("names older than those of other clients")),
     (Sabotage::ForgetsData, Planted("older blocks of data")),
     (Sabotage::SnapshotsByName, Planted("bytes from nowhere in a snapshot")),
-    (Sabotage::SnapshotsMayBeOlder, Planted("older data in a snapshot")),
-    (Sabotage::SnapshotsMayBeNewer, Planted("newer data in a snapshot")),
     (Sabotage::AcceptsAnythingOlder, Planted("")),
     (Sabotage::IgnoresFsck, Planted("a damaged root of the trees")),
 ];
