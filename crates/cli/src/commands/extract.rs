@@ -14,8 +14,8 @@ use std::process::ExitCode;
 /// prints the report.
 ///
 /// # Errors
-/// There is no volume or snapshot, the directory holds something, the host failed or is full, or a signal ended
-/// it. Then the report is printed first, if anything was copied.
+/// There is no volume or snapshot, the directory holds something, the host failed or is full, or a
+/// signal ended it. Then the report is printed first, if anything was copied.
 pub fn run(
     device: &dyn BlockDevice,
     image: &Image,
