@@ -73,8 +73,8 @@ fn file_items(gathered: &GatheredItems) -> Vec<(Key, Vec<u8>)> {
 /// A new tree: its items in key order.
 pub(super) type NewTree = (TreeId, Vec<(Key, Vec<u8>)>);
 
-/// The new trees besides the root tree, by their ids: those of files, that of the subvolumes if there are such,
-/// and that of dead runs if there may be snapshots.
+/// The new trees besides the root tree, by their ids: that of dead runs if there may be snapshots,
+/// that of the subvolumes if there are such, and those of files.
 pub(super) fn trees(
     files: &GatheredTrees,
     subvolumes: &Subvolumes,
