@@ -4,8 +4,8 @@
 //! a mount would replay it, and leaves that only a damaged node led to (`salvage`). It drops what
 //! can't be kept and counts the rest anew (`gather`, `extents`, `amend`); inodes without a name
 //! move to `lost+found`. What happens to subvolumes is in `subvolumes`, and to their snapshots,
-//! which stay as they are, in `snapshots`. Then all of it becomes durable at once (`write`): a crash
-//! leaves the volume as it was before.
+//! which stay as they are, in `snapshots`. Then all of it becomes durable at once (`write`): a
+//! crash leaves the volume as it was before.
 //!
 //! It needs memory for all items of the volume.
 mod amend;
