@@ -125,7 +125,7 @@ fn permitted(
         // Nothing reads these.
         (_, "reserved" | "padding") => true,
         // Not read without the feature.
-        ("Superblock", "next_tree" | "default_subvolume") => true,
+        ("Superblock", "next_tree" | "default_subvolume" | "next_list") => true,
         ("Superblock", "features_compatible" | "created_ns" | "label") => true,
         // What a later version writes may be read.
         ("Superblock", "features_read_only") => true,
