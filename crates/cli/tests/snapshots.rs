@@ -8,6 +8,7 @@ mod file_handle;
 mod mounted;
 mod mounting;
 
+use cairn_environment::atomic::{AtomicBool, AtomicUsize, Ordering};
 use file_handle::FileHandle;
 use mounted::Mounted;
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, XattrFlags};
@@ -157,7 +158,6 @@ fn a_snapshot_shows_what_was_and_stays_so() {
     let live = at(&mounted, "");
     fill(&live);
     let before = tree(&live);
-    // A page of a mapping and data that no fsync has written are in it, too.
     let told = mounted.succeeds(&["snapshot", "create", "dir", "first"]);
     assert_eq!(Path::new(told.trim_end()), Path::new("dir/.snapshots/first"));
     let first = at(&mounted, ".snapshots/first");
@@ -178,6 +178,11 @@ fn a_snapshot_shows_what_was_and_stays_so() {
     mounted.succeeds(&["snapshot", "create", "dir", "second"]);
     let second = at(&mounted, ".snapshots/second");
     assert_eq!((tree(&first), tree(&second)), (before.clone(), changed.clone()));
+    let list = mounted.succeeds(&["snapshot", "list", "dir", "--json"]);
+    let list: Value = serde_json::from_str(&list).unwrap();
+    // 300 files of a block were removed after the first; nothing after the second.
+    assert!(list[0]["unique_bytes"].as_u64().unwrap() >= 300 * 4096, "{list}");
+    assert_eq!(list[1]["unique_bytes"], 0, "{list}");
     // Files are not those of the volume, nor of another snapshot.
     let numbers = ["a/small", ".snapshots/first/a/small", ".snapshots/second/a/small"]
         .map(|name| fs::metadata(at(&mounted, name)).unwrap());
@@ -602,10 +607,12 @@ fn cached_writes_do_not_stay() {
     mounted.succeeds(&["snapshot", "create", "dir", "one"]);
     remount(&mounted, "writeback=on");
     let file = at(&mounted, ".snapshots/one/file");
-    let mut written = OpenOptions::new().read(true).write(true).open(&file).unwrap();
-    let refused = written.write_all(b"something longer").and_then(|()| written.sync_all());
-    expect_read_only(refused);
-    drop(written);
+    let write = || {
+        let mut written = OpenOptions::new().read(true).write(true).open(&file).unwrap();
+        let refused = written.write_all(b"something longer").and_then(|()| written.sync_all());
+        expect_read_only(refused);
+    };
+    write();
     // The kernel forgets the file in a moment.
     while text(&file).unwrap() != "content" {
         cairn_environment::clock::sleep(std::time::Duration::from_millis(10));
@@ -614,6 +621,10 @@ fn cached_writes_do_not_stay() {
     // The kernel tells the next sync, too.
     let told = mounted.exits_with(1, &["sync", "dir"]);
     assert!(told.contains("could not be written"), "{told}");
+    // That is nothing to a new snapshot.
+    write();
+    mounted.succeeds(&["snapshot", "create", "dir", "two"]);
+    assert_eq!(text(&at(&mounted, ".snapshots/two/file")).unwrap(), "content");
     end(&mounted);
 }
 
@@ -635,5 +646,101 @@ fn a_mount_lists_snapshots_if_it_is_told() {
     let found = succeeds("find", &[".", "-name", "0*7"], &live);
     assert_eq!(found.lines().count(), 100);
     assert_eq!(names(&live.join(".snapshots/one")).len(), 500);
+    end(&mounted);
+}
+
+/// What no fsync has made durable, and what only the kernel has.
+#[test]
+fn a_snapshot_has_what_was_written_before() {
+    let Some(mounted) = mounted() else { return };
+    for options in ["writeback=off", "writeback=on"] {
+        remount(&mounted, options);
+        let path = at(&mounted, "file");
+        let file = File::create(&path).unwrap();
+        for number in 0..20 {
+            let content = number.to_string().repeat(1 + 2000 * number as usize);
+            file.set_len(0).unwrap();
+            file.write_all_at(content.as_bytes(), 0).unwrap();
+            fs::write(at(&mounted, &number.to_string()), "").unwrap();
+            let name = number.to_string();
+            mounted.succeeds(&["snapshot", "create", "dir", &name]);
+            // It is durable, too.
+            if number == 19 {
+                mounted.succeeds(&["shutdown", "--no-log-flush", "dir"]);
+                drop(file);
+                mounted.succeeds(&["umount", "dir"]);
+                mounted.succeeds(&["mount", "-o", options, "image", "dir"]);
+                for number in 0..20 {
+                    let one = at(&mounted, &format!(".snapshots/{number}"));
+                    let content = number.to_string().repeat(1 + 2000 * number);
+                    assert!(text(&one.join("file")).unwrap() == content, "{number}");
+                    assert!(names(&one).contains(&number.to_string()));
+                    assert!(!names(&one).contains(&(number + 1).to_string()));
+                }
+                break;
+            }
+        }
+        for number in 0..20 {
+            mounted.succeeds(&["snapshot", "delete", "dir", &number.to_string()]);
+            fs::remove_file(at(&mounted, &number.to_string())).unwrap();
+        }
+    }
+    end(&mounted);
+}
+
+/// Set also when a test fails.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Programs use snapshots that come and go, and the live files beside them.
+#[test]
+fn readers_see_a_snapshot_whole_or_not_at_all() {
+    let Some(mounted) = mounted() else { return };
+    const FILES: usize = 40;
+    let path = |name: &str, file: usize| at(&mounted, &format!("{name}/{file}"));
+    let write = |round: usize| {
+        for file in 0..FILES {
+            fs::write(path("", file), round.to_string().repeat(5000)).unwrap();
+        }
+    };
+    write(0);
+    let (is_over, read) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let gone = |error: &io::Error| {
+                    let errno = error.raw_os_error().unwrap();
+                    assert!([Errno::NOENT, Errno::STALE].map(Errno::raw_os_error).contains(&errno));
+                };
+                while !is_over.load(Ordering::Acquire) {
+                    for name in names(&at(&mounted, ".snapshots")) {
+                        let expected = name.repeat(5000);
+                        for file in 0..FILES {
+                            match text(&path(&format!(".snapshots/{name}"), file)) {
+                                Ok(found) => assert!(found == expected, "{name}/{file}"),
+                                Err(error) => gone(&error),
+                            }
+                            read.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+        let over = SetAtEnd(&is_over);
+        for round in 1..=30 {
+            write(round);
+            mounted.succeeds(&["snapshot", "create", "dir", &round.to_string()]);
+            if round > 3 {
+                mounted.succeeds(&["snapshot", "delete", "dir", &(round - 3).to_string()]);
+            }
+        }
+        drop(over);
+    });
+    assert!(read.load(Ordering::Relaxed) > 0);
     end(&mounted);
 }

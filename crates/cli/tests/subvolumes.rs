@@ -26,7 +26,8 @@ fn listed(mounted: &Mounted) -> Vec<(u64, Option<String>)> {
     let list: Value =
         serde_json::from_str(&mounted.succeeds(&["subvolume", "list", "dir", "--json"])).unwrap();
     let path = |one: &Value| one["path"].as_str().map(str::to_owned);
-    list.as_array().unwrap().iter().map(|one| (one["id"].as_u64().unwrap(), path(one))).collect()
+    let list = list.as_array().unwrap().iter().filter(|one| one["is_being_removed"] == false);
+    list.map(|one| (one["id"].as_u64().unwrap(), path(one))).collect()
 }
 
 #[test]

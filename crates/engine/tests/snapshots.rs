@@ -329,6 +329,13 @@ fn a_full_volume_of_snapshots_can_be_emptied() {
         }
     }
     assert!(snapshots > 10 && made > 200, "{snapshots} {made}");
+    // Whatever else is missing, this is the reason.
+    let oldest = volume.snapshot_named(FIRST, b"0").unwrap();
+    let file = volume.lookup(oldest.root, b"0").unwrap().inode;
+    assert!(matches!(volume.write(file, 0, &[0; 9000]), Err(Error::ReadOnly)));
+    let mode = AllocateMode::Allocate { keep_size: false };
+    assert!(matches!(volume.allocate(file, 0, 90_000, mode), Err(Error::ReadOnly)));
+    assert!(matches!(volume.create(oldest.root, b"new", &FILE), Err(Error::ReadOnly)));
     for file in 0..made {
         volume.unlink(root, &numbered(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
     }

@@ -142,16 +142,21 @@ impl<'a> Checker<'a> {
         (self.progress)(Progress { pass, done: done.min(total), total });
     }
 
-    /// Records a finding that no change of a single block repairs.
+    /// Records a finding that no change of a single block repairs. Those of pass `Snapshots` don't
+    /// make a repair necessary: no repair changes what is in a snapshot.
     pub(crate) fn found(&mut self, finding: Finding) {
         let finding = match &self.in_snapshot {
             Some(snapshot) => finding.in_snapshot(snapshot),
             None => finding,
         };
-        self.needs_rebuild |= finding.severity == Severity::Error && finding.pass != PassId::Data;
+        let is_of_others = !matches!(finding.pass, PassId::Data | PassId::Snapshots);
+        self.needs_rebuild |= finding.severity == Severity::Error && is_of_others;
         let finding = match (self.options.repair, finding.severity) {
             (true, Severity::Error) if finding.pass == PassId::Data => {
                 finding.not_repaired("no good copy is left")
+            }
+            (true, Severity::Error) if finding.pass == PassId::Snapshots => {
+                finding.not_repaired("snapshots stay as they are; read what is left, and delete it")
             }
             (true, Severity::Warning | Severity::Error) => {
                 finding.not_repaired("there is no safe repair")

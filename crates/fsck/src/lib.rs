@@ -57,7 +57,7 @@ mod tree_reader;
 mod trees;
 mod walk;
 
-pub use extract::extract;
+pub use extract::{extract, extract_snapshot};
 pub use object::ObjectId;
 pub use report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics, Structure};
 pub use tree_reader::{Piece, TreeReader, Xattrs};
@@ -95,6 +95,16 @@ pub enum FsckError {
     NoTree {
         /// The tree's number.
         tree: u64,
+    },
+    /// The requested snapshot does not exist.
+    #[error("subvolume {subvolume} has no snapshot named \"{name}\"; its snapshots: {names}")]
+    NoSnapshot {
+        /// Id of the subvolume.
+        subvolume: u64,
+        /// The name.
+        name: String,
+        /// Names of those that it has.
+        names: String,
     },
     /// A repair could not be written.
     #[error("repairing: {0}")]

@@ -61,6 +61,11 @@ impl ReadableTree {
         Self::Whole { leaves, changes: tree.changes }
     }
 
+    /// With these leaves, each with a key that none of its keys is below; in key order.
+    pub(crate) fn of_leaves(leaves: Vec<(Key, BlockNumber)>) -> Self {
+        Self::Whole { leaves, changes: TreeChanges::default() }
+    }
+
     pub(crate) fn damaged(items: BTreeMap<Key, Vec<u8>>, gaps: Vec<(Key, Option<Key>)>) -> Self {
         Self::Damaged { items, gaps }
     }

@@ -8,8 +8,8 @@ use crate::object::ObjectId;
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots;
 use cairn_format::{
-    Generation, INODE_ROOT, Key, Node, SubvolumeItem, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES,
-    TreeId,
+    Generation, INODE_ROOT, ItemKind, Key, Node, SubvolumeItem, TREE_FILES, TREE_ROOTS,
+    TREE_SUBVOLUMES, TreeId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +40,11 @@ pub(crate) fn add_items(checker: &mut Checker<'_>, leaf: &Node) {
             }
         };
         let finding = finding(PassId::Trees, Structure::Item, format!("{key:?}: {problem}"));
-        checker.found(finding.at(leaf.address().0));
+        let finding = finding.at(leaf.address().0);
+        checker.found(match key.kind == ItemKind::Snapshot as u8 {
+            true => finding.irretrievable("the snapshot is dropped"),
+            false => finding,
+        });
     }
 }
 

@@ -209,7 +209,8 @@ impl SnapshotVolume {
         level: u8,
         items: Vec<(Key, Vec<u8>)>,
     ) -> Vec<(Key, ChildPointer)> {
-        let begins = |key: &Key| (key.inode * 7 + u64::from(key.kind) + key.offset) % 5 == 0;
+        let begins =
+            |key: &Key| (key.inode * 7 + u64::from(key.kind) + key.offset).is_multiple_of(5);
         let mut chunks: Vec<Vec<(Key, Vec<u8>)>> = Vec::new();
         for (key, value) in items {
             match chunks.last_mut() {
@@ -253,6 +254,17 @@ impl SnapshotVolume {
         };
         self.snapshots.insert(self.generation(), item);
         self.lists.insert(self.generation(), DeadListItem { list });
+    }
+
+    /// The nodes of the head.
+    pub(crate) fn head_nodes(&self) -> Vec<BlockNumber> {
+        self.nodes.values().map(|child| child.block).collect()
+    }
+
+    /// Nodes that only snapshots have.
+    pub(crate) fn dead_nodes(&self) -> Vec<BlockNumber> {
+        let dead = self.dead.values().flatten().filter(|run| run.is_node);
+        dead.map(|run| run.range.start).collect()
     }
 
     pub(crate) fn named(&self, name: &str) -> Generation {

@@ -503,6 +503,10 @@ impl TestVolume {
         self.check_with(CheckOptions { data: false, repair: true })
     }
 
+    pub(crate) fn check_and_repair_data(&self) -> Report {
+        self.check_with(CheckOptions { data: true, repair: true })
+    }
+
     /// Asserts that a repair repairs everything.
     #[track_caller]
     pub(crate) fn assert_repairable(&self) {

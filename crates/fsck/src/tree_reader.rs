@@ -13,13 +13,13 @@ use crate::readable_tree::{Leaves, ReadableTree};
 use crate::reader::{Reader, read_data};
 use crate::repair::{Remains, remains};
 use crate::report::{Finding, PassId, Progress, Severity, Structure};
-use crate::{CheckOptions, FsckError, log, superblocks, trees};
+use crate::{CheckOptions, FsckError, log, snapshots, superblocks, trees};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, DirectoryEntry, Extent, ExtentKind, INODE_NUMBER_END,
-    INODE_ORPHANS, InodeItem, InodeNumber, ItemKind, Key, OrphanKind, SYMLINK_PART_BYTES,
-    SubvolumeItem, TREE_SUBVOLUMES, TreeId, XATTR_INLINE_BYTES_MAX, XattrItem, checksum,
-    decode_orphan,
+    BLOCK_SIZE, BlockNumber, BlockRange, DirectoryEntry, EntryTarget, Extent, ExtentKind,
+    INODE_NUMBER_END, INODE_ORPHANS, InodeItem, InodeNumber, ItemKind, Key, OrphanKind,
+    SYMLINK_PART_BYTES, SubvolumeItem, TREE_FILES, TREE_SUBVOLUMES, TreeId, XATTR_INLINE_BYTES_MAX,
+    XattrItem, checksum, decode_orphan,
 };
 use std::collections::BTreeMap;
 
@@ -66,6 +66,8 @@ pub struct TreeReader<'a> {
     findings: Vec<Finding>,
     trees: BTreeMap<TreeId, ReadableTree>,
     subvolumes: BTreeMap<TreeId, SubvolumeItem>,
+    /// Whether this is a snapshot, in which no other subvolume is.
+    is_snapshot: bool,
 }
 
 /// What identifies the volume and the state that is read.
@@ -76,6 +78,18 @@ pub(crate) struct VolumeSummary {
     pub(crate) generation: u64,
     pub(crate) checkpoints: u64,
     pub(crate) used_bytes: u64,
+}
+
+impl VolumeSummary {
+    fn of(checker: &Checker<'_>) -> Self {
+        Self {
+            volume: checker.report.volume.clone(),
+            label: checker.report.label.clone(),
+            generation: checker.report.generation,
+            checkpoints: checker.report.statistics.checkpoints,
+            used_bytes: checker.superblock.used_blocks.saturating_mul(BLOCK_SIZE as u64),
+        }
+    }
 }
 
 impl<'a> TreeReader<'a> {
@@ -90,12 +104,7 @@ impl<'a> TreeReader<'a> {
         device: &'a dyn BlockDevice,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, FsckError> {
-        let superblocks = superblocks::read(device)?;
-        let options = CheckOptions { data: false, repair: false };
-        let mut checker = Checker::new(device, options, superblocks, progress);
-        superblocks::check(&mut checker)?;
-        log::check(&mut checker)?;
-        trees::check(&mut checker)?;
+        let mut checker = Self::checked(device, progress)?;
         let mut left = BTreeMap::new();
         let mut is_complete = true;
         if !checker.lost_nodes.is_empty() {
@@ -106,13 +115,7 @@ impl<'a> TreeReader<'a> {
                 checker.found(Finding::new(pass, Severity::Error, structure, doubt));
             }
         }
-        let summary = VolumeSummary {
-            volume: checker.report.volume.clone(),
-            label: checker.report.label.clone(),
-            generation: checker.report.generation,
-            checkpoints: checker.report.statistics.checkpoints,
-            used_bytes: checker.superblock.used_blocks.saturating_mul(BLOCK_SIZE as u64),
-        };
+        let summary = VolumeSummary::of(&checker);
         let mut subvolumes = std::mem::take(&mut checker.subvolumes);
         for (key, value) in left.remove(&TREE_SUBVOLUMES).unwrap_or_default() {
             subvolumes.extend(SubvolumeItem::decode(&value).map(|item| (TreeId(key.inode), item)));
@@ -136,10 +139,48 @@ impl<'a> TreeReader<'a> {
             findings: findings.into_iter().filter(|f| f.severity == Severity::Error).collect(),
             trees,
             subvolumes,
+            is_snapshot: false,
         })
     }
 
-    /// The errors in superblocks, log and trees.
+    /// Opens the snapshot `name` of a subvolume in place of the volume. Its objects are named as
+    /// those of the first subvolume; no subvolume is in it.
+    ///
+    /// # Errors
+    /// As [`TreeReader::open`], and if there is no such snapshot.
+    pub fn open_snapshot(
+        device: &'a dyn BlockDevice,
+        subvolume: TreeId,
+        name: &[u8],
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self, FsckError> {
+        let checker = Self::checked(device, progress)?;
+        let (tree, findings) = snapshots::readable(&checker, subvolume, name)?;
+        let Reader { volume, geometry, .. } = checker.reader;
+        Ok(Self {
+            leaves: Leaves::new(Reader { device, volume, geometry }),
+            summary: VolumeSummary::of(&checker),
+            findings,
+            trees: BTreeMap::from([(TREE_FILES, tree)]),
+            subvolumes: BTreeMap::new(),
+            is_snapshot: true,
+        })
+    }
+
+    fn checked<'p>(
+        device: &'p dyn BlockDevice,
+        progress: &'p mut dyn FnMut(Progress),
+    ) -> Result<Checker<'p>, FsckError> {
+        let superblocks = superblocks::read(device)?;
+        let options = CheckOptions { data: false, repair: false };
+        let mut checker = Checker::new(device, options, superblocks, progress);
+        superblocks::check(&mut checker)?;
+        log::check(&mut checker)?;
+        trees::check(&mut checker)?;
+        Ok(checker)
+    }
+
+    /// The errors in superblocks, log and trees; of a snapshot: in its tree.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
@@ -338,6 +379,11 @@ impl<'a> TreeReader<'a> {
         let orphans = object.sibling(INODE_ORPHANS);
         let orphan = self.item(orphans, ItemKind::Orphan, object.inode.0);
         orphan.is_some_and(|value| decode_orphan(&value) == Ok(OrphanKind::Remove))
+    }
+
+    /// Whether an entry leads out of what is read: to a subvolume, from a snapshot.
+    pub(crate) fn leads_out(&self, entry: &DirectoryEntry) -> bool {
+        self.is_snapshot && matches!(entry.target, EntryTarget::Subvolume(_))
     }
 
     /// Whether nodes of a tree are lost.

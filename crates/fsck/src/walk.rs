@@ -152,15 +152,20 @@ impl<'r, 'a> Walk<'r, 'a> {
     fn next_in(&mut self, at: usize) -> Step {
         self.path.truncate(self.path_bytes);
         let directory = self.open[at].entry.object;
-        let next = self.open[at].next_slot.and_then(|slot| self.reader.next_entry(directory, slot));
-        let Some((slot, entry)) = next else { return self.leave() };
-        self.open[at].next_slot = slot.checked_add(1);
-        self.open[at].names = self.open[at].names.map(|names| names + 1);
-        match entry {
-            Ok(entry) => self.named_object(directory, entry),
-            Err(problem) => {
-                Self::problem(directory, format!("a name in this directory is damaged: {problem}"))
-            }
+        loop {
+            let next = self.open[at].next_slot;
+            let next = next.and_then(|slot| self.reader.next_entry(directory, slot));
+            let Some((slot, entry)) = next else { return self.leave() };
+            self.open[at].next_slot = slot.checked_add(1);
+            self.open[at].names = self.open[at].names.map(|names| names + 1);
+            return match entry {
+                Ok(entry) if self.reader.leads_out(&entry) => continue,
+                Ok(entry) => self.named_object(directory, entry),
+                Err(problem) => {
+                    let problem = format!("a name in this directory is damaged: {problem}");
+                    Self::problem(directory, problem)
+                }
+            };
         }
     }
 

@@ -5,13 +5,15 @@
 mod sparse_image;
 
 use cairn_blockdev::BlockDevice;
-use cairn_format::{TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES};
+use cairn_format::{TREE_DEAD, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES};
 use cairn_fsck::dump::{dump_log, dump_space, dump_super, dump_tree};
 use cairn_fsck::{CheckOptions, PassId, Step, TreeReader, Walk, check, shown_path};
 
 const VERSION_1: &[u8] = include_bytes!("golden/version-1.sparse");
 /// With the feature *subvolumes*; one of them is being removed.
 const SUBVOLUMES: &[u8] = include_bytes!("golden/subvolumes.sparse");
+/// With the feature *snapshots*: some of two subvolumes, and a cleanup that has not begun.
+const SNAPSHOTS: &[u8] = include_bytes!("golden/snapshots.sparse");
 
 #[test]
 fn version_1_stays_readable() {
@@ -98,8 +100,37 @@ fn subvolumes_stay_readable() {
 }
 
 #[test]
+fn snapshots_stay_readable() {
+    let device = sparse_image::load(SNAPSHOTS);
+    let report = check(&device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
+    assert!(report.findings.is_empty() && report.exit_code() == 0, "{report}");
+    assert!(report.passes.contains(&PassId::Snapshots), "{report}");
+    let statistics = &report.statistics;
+    assert!(statistics.data_blocks_verified > statistics.data_blocks, "{report}");
+    let expect = |tree, parts: &[&str]| {
+        let text = dump_tree(&device, tree, None).unwrap().to_string();
+        for part in parts {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    };
+    let records = [
+        "(256 Snapshot 4) \"first\", number 2,",
+        "held",
+        "(256 Snapshot 7) \"third\"",
+        "(257 Snapshot 8) \"first\"",
+        "(256 DeadList 6) dead list 2",
+        "(256 Cleanup 6) births above 4, lists from 6 to below 7",
+    ];
+    expect(TREE_SUBVOLUMES, &records);
+    expect(TREE_DEAD, &["(1 DeadRuns 393216) 3 runs: 4 at", "born 4 (node)"]);
+    expect(TREE_FILES, &["Data, generation 3, written 6"]);
+}
+
+#[test]
 fn a_golden_image_is_small_and_survives_the_round_trip() {
-    assert!(VERSION_1.len() < 100 << 10 && SUBVOLUMES.len() < 100 << 10);
+    for image in [VERSION_1, SUBVOLUMES, SNAPSHOTS] {
+        assert!(image.len() < 100 << 10);
+    }
     let device = sparse_image::load(VERSION_1);
     assert_eq!(sparse_image::save(&device).unwrap(), VERSION_1);
     let mut block = vec![0; 4096];

@@ -25,7 +25,7 @@ const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o644,
 const FIRST: u64 = 256;
 
 fn device() -> Arc<SimulatedDevice> {
-    let device = Arc::new(SimulatedDevice::new(48 << 20));
+    let device = Arc::new(SimulatedDevice::new(64 << 20));
     mkfs(&*device, &MkfsOptions::default()).unwrap();
     device
 }
@@ -121,9 +121,8 @@ impl History {
             }
             2 | 3 => {
                 let keep_size = self.random.chance(1, 2);
-                volume
-                    .allocate(inode, offset, length * 100, AllocateMode::Allocate { keep_size })
-                    .unwrap();
+                let mode = AllocateMode::Allocate { keep_size };
+                volume.allocate(inode, offset, length * 10, mode).unwrap();
             }
             4 => volume.allocate(inode, offset, length, AllocateMode::PunchHole).unwrap(),
             5 => {
@@ -247,4 +246,73 @@ fn an_interrupted_cleanup_is_in_order_and_goes_on() {
     assert!(report.findings.iter().all(|finding| finding.severity == Severity::Note), "{report}");
     assert!(!has_cleanup(&*interrupted), "{context}");
     assert!(dump_tree(&*interrupted, TREE_DEAD, None).is_ok());
+}
+
+fn repaired(device: &dyn BlockDevice) -> Report {
+    check(device, &CheckOptions { data: true, repair: true }, &mut |_| {}).unwrap()
+}
+
+/// Damages one or a few nodes of volumes with snapshots. Once repaired, a volume can be used: files
+/// change, all snapshots can be deleted, damaged ones too, and then nothing is wrong but data.
+#[test]
+fn a_repaired_volume_goes_on_with_its_snapshots() {
+    const DAMAGES: u64 = 30;
+    let context = format!("CAIRN_SEED={}", seed());
+    let mut history = History::new(seed() * 7 + 1, false);
+    history.steps(250);
+    // With something in the log.
+    let inode = history.volume.create(history.homes[0], b"last", &FILE).unwrap().inode;
+    history.volume.write(inode, 0, &[5; 30_000]).unwrap();
+    history.volume.fsync_blocking(inode, FsyncKind::Full).unwrap();
+    let History { device, mut random, snapshots, .. } = history;
+    let is_node = |block: &u64| {
+        let mut bytes = vec![0; 4096];
+        device.read(block * 4096, &mut bytes).unwrap();
+        bytes.starts_with(b"CRNN")
+    };
+    let nodes: Vec<u64> = (0..device.length_bytes() / 4096).filter(is_node).collect();
+    let (mut repairs, mut refusals) = (0, 0);
+    for number in 0..DAMAGES {
+        let state = Arc::new(device.snapshot());
+        let before = loop {
+            let node = nodes[random.below(nodes.len() as u64) as usize];
+            state.corrupt(node * 4096 + 600, 8, 0x55);
+            let report = checked(&*state);
+            if report.errors > number % 3 {
+                break report;
+            }
+        };
+        let report = repaired(&*state);
+        let after = checked(&*state);
+        let may_stay = |report: &Report| {
+            let mut errors =
+                report.findings.iter().filter(|finding| finding.severity == Severity::Error);
+            errors.all(|finding| matches!(finding.pass, PassId::Snapshots | PassId::Data))
+        };
+        if report.to_string().contains("cairn extract") {
+            refusals += 1;
+            continue;
+        }
+        assert!(may_stay(&after), "{context}, {number}: {after}\n{report}\n{before}");
+        repairs += u64::from(report.repaired > 0);
+        let volume = open(&state, false);
+        let root = volume.root();
+        let new = volume.create(root, b"new", &FILE).unwrap().inode;
+        volume.write(new, 0, &[9; 100_000]).unwrap();
+        volume.sync().unwrap();
+        for (subvolume, name) in &snapshots {
+            let name = file_name(*name);
+            volume.hold_snapshot(*subvolume, &name, false).unwrap();
+            volume.delete_snapshot(*subvolume, &name).unwrap();
+        }
+        volume.sync().unwrap();
+        volume.close().unwrap();
+        let end = checked(&*state);
+        let mut errors = end.findings.iter().filter(|finding| finding.severity == Severity::Error);
+        assert!(
+            errors.all(|finding| finding.pass == PassId::Data),
+            "{context}, {number}: {end}\n{after}\n{report}\n{before}"
+        );
+    }
+    eprintln!("{context}: {repairs} repairs, {refusals} refusals");
 }

@@ -2,22 +2,25 @@
 use crate::image::Image;
 use anyhow::Context;
 use cairn_blockdev::BlockDevice;
-use cairn_fsck::extract::{ExtractError, ExtractProgress, extract};
+use cairn_format::TreeId;
+use cairn_fsck::extract::{ExtractError, ExtractProgress, extract, extract_snapshot};
 use cairn_harness::console;
 use cairn_harness::progress::ProgressBar;
 use cairn_harness::{Interrupt, Interrupted, SecondSignal};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Copies all files of the volume on `device` into `directory`, and prints the report.
+/// Copies all files of the volume on `device`, or of one of its snapshots, into `directory`, and
+/// prints the report.
 ///
 /// # Errors
-/// There is no volume, the directory holds something, the host failed or is full, or a signal ended
+/// There is no volume or snapshot, the directory holds something, the host failed or is full, or a signal ended
 /// it. Then the report is printed first, if anything was copied.
 pub fn run(
     device: &dyn BlockDevice,
     image: &Image,
     directory: &Path,
+    snapshot: Option<(TreeId, &[u8])>,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::by_signals(SecondSignal::EndsAtOnce)?;
@@ -32,7 +35,11 @@ pub fn run(
             bar.set(done_bytes.min(total_bytes));
         }
     };
-    let result = extract(device, directory, &interrupt.flag(), &mut show);
+    let stop = interrupt.flag();
+    let result = match snapshot {
+        None => extract(device, directory, &stop, &mut show),
+        Some(snapshot) => extract_snapshot(device, snapshot, directory, &stop, &mut show),
+    };
     drop(bar);
     match result {
         Ok(report) => {

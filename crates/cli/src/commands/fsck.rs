@@ -6,9 +6,12 @@ use crate::repair_backup::{self, BackingUp};
 use anyhow::Context;
 use cairn_blockdev::composed::CopyFirst;
 use cairn_blockdev::{BlockDevice, OpenMode};
+use cairn_format::{TREE_FILES, TreeId};
 use cairn_fsck::{CheckOptions, Finding, FsckError, Progress, Report, Structure};
 use cairn_harness::console;
 use cairn_harness::progress::ProgressBar;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -49,6 +52,10 @@ pub struct Arguments {
     /// image. Damaged data becomes holes; the report names what is lost.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "repair", "undo"])]
     extract: Option<PathBuf>,
+    /// With --extract: copy the files of this snapshot. NAME is one of the first subvolume;
+    /// snapshots of others have their subvolume's id before the name.
+    #[arg(long, value_name = "[ID/]NAME", requires = "extract")]
+    snapshot: Option<OsString>,
     /// Repair a mirror without its missing members, and do not count them as errors.
     #[arg(long)]
     degraded: bool,
@@ -65,6 +72,19 @@ fn path_in_volume(text: &str) -> Result<String, String> {
     }
 }
 
+/// The subvolume and the name that an argument of `--snapshot` names.
+fn snapshot_of(argument: &OsStr) -> anyhow::Result<(TreeId, &[u8])> {
+    let bytes = argument.as_bytes();
+    let Some(at) = bytes.iter().position(|byte| *byte == b'/') else {
+        return Ok((TREE_FILES, bytes));
+    };
+    let id = std::str::from_utf8(&bytes[..at]).ok().and_then(|id| id.parse().ok());
+    let id = id.with_context(|| {
+        format!("{}: before \"/\" stands the id of a subvolume", argument.display())
+    })?;
+    Ok((TreeId(id), &bytes[at + 1..]))
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -75,7 +95,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let device = arguments.image.open(mode, arguments.degraded || !writes)?;
     image::warn_if_degraded(&*device);
     if let Some(directory) = &arguments.extract {
-        return extract::run(&*device, &arguments.image, directory, arguments.json);
+        let snapshot = arguments.snapshot.as_deref().map(snapshot_of).transpose()?;
+        return extract::run(&*device, &arguments.image, directory, snapshot, arguments.json);
     }
     if let Some(file) = &arguments.undo {
         let writes = repair_backup::undo(&*device, file)?;

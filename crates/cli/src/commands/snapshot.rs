@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// Longest name, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -18,15 +18,33 @@ const NAME_BYTES_MAX: usize = 255;
 const NAMES_OF_SECOND_MAX: u32 = 1000;
 
 /// Snapshots of the subvolumes of a mounted volume: how they were, to read.
+///
+/// A snapshot copies nothing when it is made. From then on it keeps what the subvolume overwrites
+/// and removes, until it is deleted. It leaves out other subvolumes that are nested in this one.
+///
+/// `.snapshots` in the root directory of the mount leads to all of them: `.snapshots/PATH/NAME` is
+/// the snapshot NAME of the subvolume PATH. The listing of the root directory has it only with the
+/// mount option `show_snapshots`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Arguments {
     #[command(subcommand)]
     action: Action,
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  cairn snapshot create /mnt/home before-update
+  cp -a /mnt/.snapshots/home/before-update/alice/letter /mnt/home/alice/
+  cairn snapshot list /mnt/home
+  cairn snapshot delete /mnt/home before-update";
+
 #[derive(clap::Subcommand)]
 enum Action {
     /// Make a snapshot of a subvolume, and print where it is.
+    ///
+    /// It has everything that was written before, and is durable when the command returns. For the
+    /// owner of the subvolume, root, and the user of the mount.
     Create {
         /// Root directory of the subvolume.
         path: PathBuf,
@@ -34,6 +52,9 @@ enum Action {
         name: Option<OsString>,
     },
     /// List the snapshots of a subvolume, the oldest first.
+    ///
+    /// "unique" is what a snapshot alone has: its deletion gives that back. What several have is
+    /// counted for none of them.
     List {
         /// Root directory of the subvolume.
         path: PathBuf,
@@ -42,6 +63,9 @@ enum Action {
         json: bool,
     },
     /// Delete snapshots, for good.
+    ///
+    /// They are gone durably when the command returns; their space comes back in the background.
+    /// Held ones are refused. For the owner of the subvolume, root, and the user of the mount.
     Delete {
         /// Root directory of the subvolume.
         path: PathBuf,
@@ -49,7 +73,7 @@ enum Action {
         #[arg(required = true)]
         names: Vec<OsString>,
     },
-    /// Protect snapshots from being deleted.
+    /// Protect snapshots from being deleted, until they are released.
     Hold {
         /// Root directory of the subvolume.
         path: PathBuf,
@@ -157,7 +181,9 @@ fn shown_at(path: &Path, below: &Path) -> PathBuf {
     };
     // A part of the path may be a link.
     let Some(root) = real(path).and_then(|path| root_of(&path)) else { return below.to_owned() };
-    let as_given = root_of(path).filter(|given| real(given).is_some_and(|given| given == root));
+    let is_plain = |given: &PathBuf| !given.components().any(|part| part == Component::ParentDir);
+    let is_root = |given: &PathBuf| real(given).is_some_and(|given| given == root);
+    let as_given = root_of(path).filter(|given| is_plain(given) && is_root(given));
     as_given.unwrap_or(root).join(below)
 }
 

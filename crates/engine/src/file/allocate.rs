@@ -35,7 +35,7 @@ impl Files {
             return Err(Error::InvalidArgument("a range of no bytes"));
         }
         let end = checked_end(offset_bytes, length_bytes)?;
-        self.store.check_writable()?;
+        self.store.check_writable_at(number)?;
         let inode = self.inodes.get(number);
         self.read_inode_in_use(&inode)?.expect_regular()?;
         match mode {

@@ -93,7 +93,7 @@ impl Files {
     ) -> Result<()> {
         let length = content.bytes.len();
         checked_end(offset_bytes, length as u64)?;
-        self.store.check_writable()?;
+        self.store.check_writable_at(number)?;
         let inode = self.inodes.get(number);
         let mut at = 0;
         while at < length {

@@ -7,7 +7,8 @@
 //! commit or a push under way stops at its next step, since transactions and log have failed by
 //! then.
 use super::Store;
-use crate::{Error, Result};
+use super::trees::Subvolume;
+use crate::{Error, InodeId, Result};
 use cairn_environment::atomic::Ordering;
 use cairn_log::LogError;
 
@@ -18,6 +19,13 @@ impl Store {
             return Err(Error::ReadOnly);
         }
         self.check_alive()
+    }
+
+    /// As [`Store::check_writable`]; also fails for an inode of a snapshot. Asked before space is:
+    /// on a full volume, too, it is the reason.
+    pub(crate) fn check_writable_at(&self, inode: InodeId) -> Result<()> {
+        self.check_writable()?;
+        self.trees.subvolume(inode).map_or(Ok(()), Subvolume::check_writable)
     }
 
     /// Fails if the volume has failed; a read-only one has nothing to make durable.

@@ -15,7 +15,7 @@ use crate::tree_reader::{Piece, TreeReader};
 use crate::walk::{Entry, Step, Walk};
 use crate::{FsckError, Progress};
 use cairn_blockdev::BlockDevice;
-use cairn_format::FileType;
+use cairn_format::{FileType, TreeId};
 use host::{Host, HostError, Made};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -106,9 +106,36 @@ pub fn extract(
     host::expect_empty(directory)?;
     let device = &SecondTry(device);
     let reader = TreeReader::open(device, &mut |done| progress(ExtractProgress::Reading(done)))?;
+    extract_all(&reader, directory, stop, progress)
+}
+
+/// As [`extract`], of the snapshot `name` of a subvolume. Subvolumes below it are left out.
+///
+/// # Errors
+/// As [`extract`], and if there is no such snapshot.
+pub fn extract_snapshot(
+    device: &dyn BlockDevice,
+    (subvolume, name): (TreeId, &[u8]),
+    directory: &Path,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(ExtractProgress<'_>),
+) -> Result<ExtractReport, ExtractError> {
+    host::expect_empty(directory)?;
+    let device = &SecondTry(device);
+    let mut reading = |done| progress(ExtractProgress::Reading(done));
+    let reader = TreeReader::open_snapshot(device, subvolume, name, &mut reading)?;
+    extract_all(&reader, directory, stop, progress)
+}
+
+fn extract_all(
+    reader: &TreeReader<'_>,
+    directory: &Path,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(ExtractProgress<'_>),
+) -> Result<ExtractReport, ExtractError> {
     let host = Host::new(directory)?;
-    let report = ExtractReport::new(&reader);
-    let mut extraction = Extraction { reader: &reader, host, report, stop, progress };
+    let report = ExtractReport::new(reader);
+    let mut extraction = Extraction { reader, host, report, stop, progress };
     match extraction.run() {
         Ok(()) => Ok(extraction.report),
         Err(Ended::Interrupted) => {

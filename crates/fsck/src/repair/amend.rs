@@ -11,9 +11,9 @@
 use super::gather::{Attribute, GatheredInode, GatheredItems, GatheredTrees, invented_item};
 use super::subvolumes::SubvolumeHomes;
 use cairn_format::{
-    DirectoryEntry, EntryTarget, FileType, Generation, INODE_FIRST, INODE_NUMBER_END, INODE_ROOT,
-    InodeItem, InodeNumber, OrphanKind, TREE_FILES, Timestamp, TreeId, XattrItem, blocks_for_bytes,
-    hash_name, name_slot_range,
+    DirectoryEntry, EntryTarget, ExtentKind, FileType, Generation, INODE_FIRST, INODE_NUMBER_END,
+    INODE_ROOT, InodeItem, InodeNumber, OrphanKind, TREE_FILES, Timestamp, TreeId, XattrItem,
+    blocks_for_bytes, hash_name, name_slot_range,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,6 +25,8 @@ pub(super) struct RepairRules {
     pub(super) hash_seed: [u8; 16],
     /// The repair's transaction.
     pub(super) generation: Generation,
+    /// Whether extents may have been written after they were allocated.
+    pub(super) has_long_extents: bool,
 }
 
 /// Steps 1 to 5, after the extents are sorted out. Each subvolume may have a name only in its home.
@@ -118,7 +120,13 @@ fn contents(inode: &mut GatheredInode, rules: &RepairRules) {
         None => inode.target.clear(),
     }
     inode.extents.values_mut().for_each(|extent| {
-        extent.generation = extent.generation.clamp(Generation(1), rules.generation)
+        extent.generation = extent.generation.clamp(Generation(1), rules.generation);
+        extent.written = match extent.kind {
+            ExtentKind::Data if rules.has_long_extents => {
+                extent.written.clamp(extent.generation, rules.generation)
+            }
+            _ => extent.generation,
+        };
     });
     xattrs(inode, rules);
 }
@@ -413,8 +421,7 @@ fn orphans(gathered: &mut GatheredItems) {
     let before = std::mem::take(&mut gathered.orphans);
     for (&number, inode) in &gathered.inodes {
         let Some(item) = &inode.item else { continue };
-        let data_end =
-            inode.extents.iter().rfind(|(_, extent)| extent.kind == cairn_format::ExtentKind::Data);
+        let data_end = inode.extents.iter().rfind(|(_, extent)| extent.kind == ExtentKind::Data);
         let behind_end = data_end
             .is_some_and(|(block, extent)| block + extent.blocks > blocks_for_bytes(item.size));
         let was_cut = before.get(&number) == Some(&OrphanKind::Truncate)

@@ -73,10 +73,10 @@ fn inodes(trees: &mut GatheredTrees) -> impl Iterator<Item = &mut GatheredInode>
 fn disentangle(extents: BTreeMap<u64, Extent>, reader: &Reader<'_>) -> BTreeMap<u64, Extent> {
     let mut claims: Vec<(bool, Generation, u64, Extent)> = extents
         .into_iter()
-        .map(|(block, extent)| (verifies(reader, &extent), extent.generation, block, extent))
+        .map(|(block, extent)| (verifies(reader, &extent), extent.written, block, extent))
         .collect();
-    claims.sort_by_key(|(verifies, generation, block, _)| {
-        std::cmp::Reverse((*verifies, *generation, *block))
+    claims.sort_by_key(|(verifies, written, block, _)| {
+        std::cmp::Reverse((*verifies, *written, *block))
     });
     let mut kept = BTreeMap::<u64, Extent>::new();
     for (.., block, extent) in claims {
@@ -150,7 +150,8 @@ fn good_blocks(reader: &Reader<'_>, extent: &Extent) -> Vec<bool> {
     }
 }
 
-fn verifies(reader: &Reader<'_>, extent: &Extent) -> bool {
+/// Whether its data can be read and matches its checksums.
+pub(super) fn verifies(reader: &Reader<'_>, extent: &Extent) -> bool {
     extent.kind == ExtentKind::Data
         && read_data(reader.device, extent.range(), &extent.checksums).is_ok_and(|data| {
             data.chunks_exact(BLOCK_SIZE).map(checksum).eq(extent.checksums.iter().copied())

@@ -3,8 +3,9 @@
 //! It gathers all readable items: those of the superblock's trees, on top of them the log as far as
 //! a mount would replay it, and leaves that only a damaged node led to (`salvage`). It drops what
 //! can't be kept and counts the rest anew (`gather`, `extents`, `amend`); inodes without a name
-//! move to `lost+found`. What happens to subvolumes is in `subvolumes`. Then all of it becomes
-//! durable at once (`write`): a crash leaves the volume as it was before.
+//! move to `lost+found`. What happens to subvolumes is in `subvolumes`, and to their snapshots, which
+//! stay as they are, in `snapshots`. Then all of it becomes durable at once (`write`): a crash
+//! leaves the volume as it was before.
 //!
 //! It needs memory for all items of the volume.
 mod amend;
@@ -13,6 +14,7 @@ mod found;
 mod gather;
 mod losses;
 mod salvage;
+mod snapshots;
 mod subvolumes;
 mod versions;
 mod write;
@@ -25,8 +27,8 @@ use crate::item_stream::{Item, Visitor, visit};
 use crate::object::ObjectId;
 use crate::report::{Finding, Losses};
 use cairn_format::{
-    COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition, TREE_FILES,
-    TREE_SUBVOLUMES, TreeId,
+    COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition, TREE_DEAD,
+    TREE_FILES, TREE_SUBVOLUMES, TreeId,
 };
 use gather::GatheredTrees;
 use salvage::{ItemsByTree, Salvaged};
@@ -82,6 +84,8 @@ pub(crate) fn rebuild(
     let allocation = allocation(checker);
     let (mut items, salvaged) = readable_items(checker, &allocation)?;
     let subvolume_items = items.remove(&TREE_SUBVOLUMES).unwrap_or_default();
+    // The dead lists are made anew.
+    items.remove(&TREE_DEAD);
     if items.values().all(BTreeMap::is_empty) {
         return Ok(RepairResult::Impossible("nothing of the file tree can be read"));
     }
@@ -89,35 +93,48 @@ pub(crate) fn rebuild(
     let found = subvolumes::found(checker, &subvolume_items, &mut trees);
     let (mut lost, mut losses) = losses::of(&trees, &checker.lost_nodes, &salvaged);
     extents::sort_out(&mut trees, &checker.reader);
-    let dropped = extents::drop_damaged(&mut trees, &checker.reader, given_up);
+    let mut references = snapshots::References::of_snapshots(checker, &trees);
+    lost.extend(references.take_dropped());
+    let dropped = extents::drop_damaged(&mut trees, &checker.reader, given_up)
+        + references.cut_conflicts(&mut trees, &checker.reader);
     losses.data_blocks = losses.data_blocks.saturating_add(dropped);
     let superblock_index = checker.superblocks.index_of_newest();
     let generation = next_generation(checker, superblock_index);
-    let rules = amend::RepairRules { hash_seed: checker.superblock.hash_seed, generation };
+    let rules = amend::RepairRules {
+        hash_seed: checker.superblock.hash_seed,
+        generation,
+        has_long_extents: checker.superblock.features.has_snapshots(),
+    };
     let mut next_inode = checker.counters.next_inode.clamp(INODE_FIRST, INODE_NUMBER_END);
     let find_homes = |trees: &GatheredTrees| subvolumes::homes(&found, trees);
     let rescued = amend::amend(&mut trees, &rules, find_homes, &mut next_inode);
     losses::add_paths(&trees, &mut lost);
     // The extents of inodes that turned out to be no files are gone.
+    references.leave_to_subvolumes(&mut trees, generation);
     let mut kept = BlockSet::new(checker.reader.blocks_present());
     let inodes = trees.values().flat_map(|tree| tree.inodes.values());
     for extent in inodes.flat_map(|inode| inode.extents.values()) {
         kept.insert(extent.range());
     }
+    references.add_blocks(&mut kept);
     let log_tail = LogPosition {
         block: checker.superblock.log_tail.block,
         sequence: checker.superblock.log_tail.sequence.max(1),
     };
-    let subvolumes = subvolumes::settled(checker, found, &mut trees, generation);
+    let mut subvolumes = subvolumes::settled(checker, found, &mut trees, generation);
+    let Some(lists) = references.settle(checker, &mut subvolumes, generation) else {
+        return Ok(RepairResult::Impossible("a dead list of a snapshot would become too long"));
+    };
     let commit = write::RepairCommit {
         generation,
         next_inode,
         next_tree: next_tree(checker, &trees),
+        next_list: lists.next_list,
         default_subvolume: default_subvolume(checker, &subvolumes),
         log_tail,
         superblock_index,
     };
-    let trees = write::trees(&trees, &subvolumes);
+    let trees = write::trees(&trees, &subvolumes, lists);
     if !write::commit(
         checker,
         &trees,
@@ -236,7 +253,11 @@ const COUNTED_MAX: u64 = 2;
 
 fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
     let superblock = &checker.superblock;
+    let snapshots: usize = checker.snapshots.of.values().map(|of| of.snapshots.len()).sum();
+    let lost = |tree| checker.lost_nodes.iter().any(|lost| lost.concerns(tree));
+    let files_lost = checker.lost_nodes.iter().any(|lost| lost.tree.holds_files());
     let counters = [
+        superblock.next_list.saturating_add(snapshots as u64),
         superblock.generation.0,
         superblock.log_epoch,
         superblock.log_tail.sequence,
@@ -250,6 +271,17 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
         Some("the device is shorter than the volume")
     } else if counters.iter().any(|counter| *counter > COUNTER_WRITABLE_MAX - COUNTED_MAX) {
         Some("a counter is at its end")
+    } else if superblock.features.has_snapshots() && lost(TREE_SUBVOLUMES) {
+        Some(
+            "the tree that names the snapshots is damaged, and a repair would lose them; copy the \
+             files out with `cairn extract`, and make a new volume",
+        )
+    } else if superblock.features.has_snapshots() && lost(TREE_DEAD) && files_lost {
+        Some(
+            "the dead lists of the snapshots are damaged together with files, so nothing shows \
+             which nodes are only those of snapshots; copy the files out with `cairn extract`, and \
+             make a new volume",
+        )
     } else {
         None
     }

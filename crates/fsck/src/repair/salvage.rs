@@ -17,7 +17,7 @@ use crate::block_set::BlockSet;
 use crate::checker::{Checker, LostNode};
 use crate::reader::Reader;
 use cairn_format::node::LEVELS_MAX;
-use cairn_format::{BlockNumber, BlockRange, Key, NODE_BLOCKS, Node, TreeId};
+use cairn_format::{BlockNumber, BlockRange, Key, NODE_BLOCKS, Node, TREE_DEAD, TreeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The replacement for the lost nodes.
@@ -73,7 +73,8 @@ pub(super) fn lost_leaves(
         surplus_blocks: 0,
         unconfirmed_leaves: 0,
     };
-    if checker.lost_nodes.is_empty() {
+    // Dead runs are found by other means.
+    if checker.lost_nodes.iter().all(|lost| lost.tree == TREE_DEAD) {
         return salvaged;
     }
     let found = FoundNodes::search(checker, allocation);

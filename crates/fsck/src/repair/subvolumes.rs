@@ -1,6 +1,7 @@
 //! What a repair makes of the subvolumes.
 //!
-//! - A subvolume is kept if anything of its tree is left. Without an item it gets one.
+//! - A subvolume is kept if anything of its tree is left, or if it has snapshots. Without an item
+//!   it gets one.
 //! - A dying one stays so. Its items were being removed, so the repair leaves them all out.
 //! - Its home is a directory with an entry that names it: that in its item, or else the first. One
 //!   without a home, or in a circle of subvolumes, moves to `lost+found` of the first subvolume.
@@ -37,8 +38,19 @@ pub(super) fn found(
         }
     }
     let is_dying = |id: &TreeId| items.get(id).is_some_and(|item| item.is_dying);
+    let with_snapshots: BTreeSet<TreeId> = checker
+        .snapshots
+        .of
+        .iter()
+        .filter(|(id, of)| items.contains_key(id) && !of.snapshots.is_empty())
+        .map(|(id, _)| *id)
+        .collect();
+    for &id in &with_snapshots {
+        trees.entry(id).or_default();
+    }
     trees.retain(|id, tree| {
-        *id == TREE_FILES || (!tree.inodes.is_empty() && !is_dying(id) && can_be_kept(*id))
+        let has_any = !tree.inodes.is_empty() || with_snapshots.contains(id);
+        *id == TREE_FILES || (has_any && !is_dying(id) && can_be_kept(*id))
     });
     items
 }

@@ -10,6 +10,7 @@
 //!    log epoch, so nothing of the log is replayed on top of it. *Crash, torn: the old superblock.*
 //! 4. Write the superblock's copy, then the other slot, each flushed.
 use super::gather::{GatheredItems, GatheredTrees};
+use super::snapshots::NewLists;
 use super::subvolumes::Subvolumes;
 use crate::FsckError;
 use crate::bitmaps::{expected_bits, slot_in_use};
@@ -19,8 +20,8 @@ use crate::reader::{Reader, write_block};
 use cairn_format::{
     Bitmap, BlockNumber, BlockRange, ChildPointer, Generation, Geometry, INODE_ORPHANS,
     InodeNumber, ItemKind, Key, LogPosition, NODE_BLOCKS, Node, NodePointer, RootItem,
-    SubvolumeItem, Superblock, TREE_ROOTS, TREE_SUBVOLUMES, TreeId, bitmap_generations_checksum,
-    encode_orphan,
+    SubvolumeItem, Superblock, TREE_DEAD, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
+    bitmap_generations_checksum, encode_orphan,
 };
 
 /// The items of a new tree of files, in key order.
@@ -72,14 +73,23 @@ fn file_items(gathered: &GatheredItems) -> Vec<(Key, Vec<u8>)> {
 /// A new tree: its items in key order.
 pub(super) type NewTree = (TreeId, Vec<(Key, Vec<u8>)>);
 
-/// The new trees besides the root tree: those of files, and that of the subvolumes if there are
-/// such.
-pub(super) fn trees(files: &GatheredTrees, subvolumes: &Subvolumes) -> Vec<NewTree> {
+/// The new trees besides the root tree, by their ids: those of files, that of the subvolumes if there are such,
+/// and that of dead runs if there may be snapshots.
+pub(super) fn trees(
+    files: &GatheredTrees,
+    subvolumes: &Subvolumes,
+    snapshots: NewLists,
+) -> Vec<NewTree> {
     let item =
         |(id, item): (&TreeId, &SubvolumeItem)| (Key::subvolume(*id), item.encode().to_vec());
-    let subvolumes = subvolumes.as_ref().map(|items| items.iter().map(item).collect());
-    let subvolumes = subvolumes.map(|items| (TREE_SUBVOLUMES, items));
-    subvolumes.into_iter().chain(files.iter().map(|(id, tree)| (*id, file_items(tree)))).collect()
+    let subvolumes = subvolumes.as_ref().map(|items| {
+        let mut items: Vec<_> = items.iter().map(item).chain(snapshots.items).collect();
+        items.sort_by_key(|(key, _)| *key);
+        (TREE_SUBVOLUMES, items)
+    });
+    let dead = snapshots.dead.map(|items| (TREE_DEAD, items));
+    let files = files.iter().map(|(id, tree)| (*id, file_items(tree)));
+    dead.into_iter().chain(subvolumes).chain(files).collect()
 }
 
 /// Writes nodes into free clusters.
@@ -173,6 +183,7 @@ pub(super) struct RepairCommit {
     pub(super) generation: Generation,
     pub(super) next_inode: u64,
     pub(super) next_tree: TreeId,
+    pub(super) next_list: u64,
     pub(super) default_subvolume: TreeId,
     pub(super) log_tail: LogPosition,
     /// Which of the three superblocks is current.
@@ -227,6 +238,7 @@ pub(super) fn commit(
         used_blocks: referenced.count(),
         inodes: trees.iter().flat_map(|(_, items)| items).filter(is_inode).count() as u64,
         next_tree: commit.next_tree,
+        next_list: commit.next_list,
         default_subvolume: commit.default_subvolume,
         bitmaps_checksum: bitmap_generations_checksum(
             (0..geometry.groups()).map(|_| commit.generation),

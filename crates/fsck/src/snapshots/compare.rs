@@ -27,7 +27,7 @@ pub(super) fn example(
     add_references(reader, *head, &mut kept);
     kept.retain(|(_, birth, _)| *birth <= generation.0);
     let lists: BTreeSet<u64> = of.lists.range(generation..).map(|(_, list)| *list).collect();
-    walk(reader, *dead, &mut |leaf| {
+    visit_nodes(reader, *dead, &mut |leaf| {
         let of_lists = leaf.items().filter(|(key, _)| lists.contains(&key.inode));
         for run in of_lists.flat_map(|(_, value)| DeadRun::decode_all(value).unwrap_or_default()) {
             if run.birth <= generation {
@@ -39,7 +39,7 @@ pub(super) fn example(
 }
 
 /// Calls `visit` with all nodes below a pointer that can be read.
-fn walk(reader: &Reader<'_>, root: NodePointer, visit: &mut dyn FnMut(&Node)) {
+pub(crate) fn visit_nodes(reader: &Reader<'_>, root: NodePointer, visit: &mut dyn FnMut(&Node)) {
     let mut todo = vec![root];
     while let Some(pointer) = todo.pop() {
         let range = BlockRange::node(pointer.block);
@@ -61,7 +61,7 @@ fn walk(reader: &Reader<'_>, root: NodePointer, visit: &mut dyn FnMut(&Node)) {
 }
 
 fn add_references(reader: &Reader<'_>, root: NodePointer, references: &mut Vec<Reference>) {
-    walk(reader, root, &mut |node| {
+    visit_nodes(reader, root, &mut |node| {
         let range = BlockRange::node(node.address());
         references.push((range.start.0, node.generation().0, range.blocks));
         let extents =

@@ -8,8 +8,11 @@
 mod compare;
 pub(crate) mod dead_runs;
 pub(crate) mod fingerprint;
+mod readable;
 mod walk;
 
+pub(crate) use compare::visit_nodes;
+pub(crate) use readable::readable;
 pub(crate) use walk::{check, shown};
 
 use crate::checker::Checker;
@@ -111,6 +114,16 @@ impl Snapshots {
     /// Notes where a tree of the superblock begins.
     pub(crate) fn add_root(&mut self, tree: TreeId, root: NodePointer) {
         self.roots.entry(tree).or_insert(root);
+    }
+
+    /// Where a tree of the superblock begins.
+    pub(crate) fn root_of(&self, tree: TreeId) -> Option<NodePointer> {
+        self.roots.get(&tree).copied()
+    }
+
+    /// Subvolume and beginning of a dead list.
+    pub(crate) fn owner_of(&self, list: u64) -> Option<(TreeId, Generation)> {
+        self.list_owners.get(&list).copied()
     }
 
     /// Counts a reference of the superblock's tree `tree`.
@@ -259,6 +272,17 @@ fn of_subvolume(
         }
     }
     problems
+}
+
+/// The snapshot of a subvolume with this name.
+fn find<'c>(
+    checker: &'c Checker<'_>,
+    subvolume: TreeId,
+    name: &[u8],
+) -> Option<(Generation, &'c SnapshotItem)> {
+    let mut snapshots = checker.snapshots.of.get(&subvolume)?.snapshots.iter();
+    let found = snapshots.find(|(_, item)| item.name == name);
+    found.map(|(generation, item)| (*generation, item))
 }
 
 /// The numbers of all snapshots.

@@ -59,6 +59,8 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
                 }
                 let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
                 walk.report(None, Structure::Item, problem);
+                // New dead lists repair that.
+                checker.needs_rebuild = true;
                 is_damaged = true;
             }
             if below.is_whole && total <= CHECKED_WHOLE_MAX {
