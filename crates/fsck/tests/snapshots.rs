@@ -265,6 +265,8 @@ fn a_repaired_volume_goes_on_with_its_snapshots() {
     history.volume.write(inode, 0, &[5; 30_000]).unwrap();
     history.volume.fsync_blocking(inode, FsyncKind::Full).unwrap();
     let History { device, mut random, snapshots, .. } = history;
+    let report = checked(&*device);
+    assert_eq!(report.errors, 0, "{context}: {report}");
     let is_node = |block: &u64| {
         let mut bytes = vec![0; 4096];
         device.read(block * 4096, &mut bytes).unwrap();

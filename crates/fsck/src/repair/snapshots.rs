@@ -24,7 +24,7 @@ use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots::{shown, visit_nodes};
 use cairn_format::{
     BlockNumber, BlockRange, DeadListItem, DeadRun, Extent, ExtentKind, Generation, ItemKind, Key,
-    NODE_BLOCKS, NodePointer, SnapshotItem, TREE_DEAD, TreeId, node::LEVELS_MAX,
+    NODE_BLOCKS, NodePointer, SnapshotItem, SubvolumeItem, TREE_DEAD, TreeId, node::LEVELS_MAX,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -254,7 +254,8 @@ impl References {
                 item.name.extend(suffix);
             }
             if !numbers.insert(item.number) {
-                item.number = (1..).find(|number| !numbers.contains(number))?;
+                item.number =
+                    (1..SubvolumeItem::NUMBER_END).find(|number| !numbers.contains(number))?;
                 numbers.insert(item.number);
             }
             let key = |kind| Key::of_subvolume(id, kind, generation);

@@ -6,7 +6,7 @@ use cairn_format::{
     BlockRange, DeadRun, Extent, Generation, ItemKind, Node, NodePointer, TREE_DEAD, TreeId,
 };
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// Start, birth, blocks.
 type Reference = (u64, u64, u64);
@@ -38,10 +38,13 @@ pub(super) fn example(
     difference(&joined(in_tree), &joined(kept))
 }
 
-/// Calls `visit` with all nodes below a pointer that can be read.
+/// Calls `visit` once with each node below a pointer that can be read.
 pub(crate) fn visit_nodes(reader: &Reader<'_>, root: NodePointer, visit: &mut dyn FnMut(&Node)) {
-    let mut todo = vec![root];
+    let (mut todo, mut met) = (vec![root], HashSet::new());
     while let Some(pointer) = todo.pop() {
+        if !met.insert(pointer.block) {
+            continue;
+        }
         let range = BlockRange::node(pointer.block);
         let node = reader.contains(range).then(|| reader.node(pointer.block));
         let Some(Ok(node)) = node else { continue };

@@ -42,8 +42,10 @@ use replay::Replayer;
 use std::sync::Arc;
 use superblock::read_superblock;
 
-/// The cache of snapshots' nodes has this part of the memory that the other cache has.
+/// The cache of snapshots' nodes has this part of the memory that the other cache has, and where
+/// that is little, as much as the other one: paths of a few snapshots should find room.
 const SNAPSHOT_CACHE_PART: u64 = 4;
+const SNAPSHOT_CACHE_BYTES_MIN: u64 = 2 << 20;
 
 impl Store {
     /// Steps 1 to 6; the volume is not running yet.
@@ -135,7 +137,8 @@ fn cache_of_snapshots(
     superblock: &Superblock,
     options: &VolumeOptions,
 ) -> Arc<NodeCache> {
-    let limit_bytes = options.node_cache_bytes / SNAPSHOT_CACHE_PART;
+    let limit_bytes = (options.node_cache_bytes / SNAPSHOT_CACHE_PART)
+        .max(SNAPSHOT_CACHE_BYTES_MIN.min(options.node_cache_bytes));
     NodeCache::of_snapshots(device.clone(), superblock.volume, superblock.geometry, limit_bytes)
 }
 
