@@ -14,6 +14,8 @@ use cairn_environment::random::Seeded;
 
 /// Names of snapshots, mostly.
 const SNAPSHOT_NAMES: u64 = 5;
+/// Snapshots of a client; all are read completely, again and again.
+const SNAPSHOTS_MAX: usize = 6;
 
 /// What the operations of a client are like.
 #[derive(Clone, Copy, Debug)]
@@ -437,7 +439,8 @@ impl Generator {
     }
 
     fn on_snapshots(&mut self, model: &Model) -> Operation {
-        let choice = self.random.below(20);
+        let has_many = model.snapshots().len() >= SNAPSHOTS_MAX;
+        let choice = if has_many { 7 + self.random.below(13) } else { self.random.below(20) };
         let (of, name) = self.snapshot(model, choice >= 7);
         match choice {
             0..7 => Operation::CreateSnapshot { of, name },

@@ -12,6 +12,7 @@ use cairn_torture::cleanups::{counts, delete_all, wait_for_cleanups};
 use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, fill, format};
 use cairn_torture::seed_from_environment;
+use cairn_torture::volume_snapshots::{FoundSnapshot, listed};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,8 @@ const VOLUME_BYTES: u64 = 24 << 20;
 const ROUNDS: u32 = 5;
 /// Snapshots of a round, at most.
 const SNAPSHOTS: u64 = 8;
+/// Snapshots of a volume with many.
+const MANY_SNAPSHOTS: u64 = 300;
 
 /// Looks at what is done in the background, with a pause before each; only a volume that never
 /// gets there needs all.
@@ -303,4 +306,67 @@ fn a_deletion_that_was_interrupted_gives_all_back() {
     }
     eprintln!("{interrupted} of 30 states have a deletion that was interrupted");
     assert!(interrupted > 0, "no state has a deletion that was interrupted");
+}
+
+/// Each snapshot holds what it held when it was made, while others come and go.
+#[test]
+fn hundreds_of_snapshots_keep_what_they_have() {
+    let mut random = Seeded::new(seed_from_environment());
+    let (device, before) = start(false);
+    let mut volume = open(&device, false);
+    let new = volume.create_subvolume(volume.root(), b"subvolume", &DIRECTORY).expect("it fits");
+    let mut roots = vec![volume.root(), new.inode];
+    let mut lives: BTreeMap<(u64, Vec<u8>), u64> = BTreeMap::new();
+    let read = |volume: &Volume, info| {
+        FoundSnapshot::read(volume, info).expect("a snapshot can be read").digest
+    };
+    let mut made = 0;
+    while made < MANY_SNAPSHOTS || !lives.is_empty() {
+        let is_growing = made < MANY_SNAPSHOTS;
+        if is_growing {
+            let root = roots[random.below(2) as usize];
+            for file in 0..random.below(3) {
+                let name = format!("{made}-{file}").into_bytes();
+                let new = volume.create(root, &name, &NEW_FILE).expect("it fits").inode;
+                let data = vec![3; 1 + random.below(20_000) as usize];
+                volume.write(new, 0, &data).expect("it fits");
+                volume.forget(new, 1);
+            }
+            change_some(&volume, &roots, &mut random);
+            let name = format!("snapshot {made}").into_bytes();
+            made += 1;
+            match volume.create_snapshot(root, &name) {
+                Ok(info) => {
+                    let key = (info.subvolume, name);
+                    let digest = read(&volume, info);
+                    lives.insert(key, digest);
+                }
+                Err(Error::NoSpace) => {}
+                Err(error) => panic!("making a snapshot: {error}"),
+            }
+        }
+        let is_full = volume.space().available_blocks < 1200;
+        for _ in 0..if is_full { 8 } else { u64::from(!is_growing || random.chance(1, 3)) } {
+            let keys: Vec<_> = lives.keys().cloned().collect();
+            if keys.is_empty() {
+                break;
+            }
+            let key = &keys[random.below(keys.len() as u64) as usize];
+            let info = volume.snapshot_named(key.0, &key.1).expect("it exists");
+            assert_eq!(read(&volume, info), lives[key], "{key:?}");
+            volume.delete_snapshot(key.0, &key.1).expect("it is not held");
+            lives.remove(key);
+        }
+        if random.chance(1, 30) {
+            (volume, roots) = open_again(volume, &device, false);
+            for info in listed(&volume).expect("they can be listed") {
+                let life = lives[&(info.subvolume, info.name.clone())];
+                assert_eq!(read(&volume, info), life);
+            }
+        }
+    }
+    remove_all(&volume, &roots);
+    expect_used(&volume, &device, before, "at the end");
+    volume.close().expect("it closes");
+    expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
 }
