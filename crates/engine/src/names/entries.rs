@@ -288,8 +288,14 @@ impl Names {
             let mut failure = None;
             for item in part.items() {
                 let inode = item.inode;
+                let attributes = self.files.attributes_in(directory, inode);
+                if matches!(attributes, Err(Error::Stale)) && inode.is_subvolume_root() {
+                    // Its name was read, and then it was removed.
+                    self.files.forget(inode, 1);
+                    continue;
+                }
                 let taken = taking
-                    && match self.files.attributes_in(directory, inode) {
+                    && match attributes {
                         Ok(attributes) => take(item, &attributes),
                         Err(error) => {
                             // What was taken before is a listing; the next one begins here and

@@ -19,8 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A run that needs more decisions of the scheduler spins.
-const STEPS_MAX: usize = 30_000_000;
+/// A run that needs more decisions of the scheduler spins. Reading what is found after a crash takes
+/// most of them.
+const STEPS_MAX: usize = 150_000_000;
 /// No operation takes longer, whatever the others do.
 const QUIET_MAX: Duration = Duration::from_secs(120);
 
@@ -122,7 +123,8 @@ fn perform(
 fn quiet_options() -> VolumeOptions {
     VolumeOptions {
         background: false,
-        node_cache_bytes: 1 << 20,
+        // Each request of a judge's read is a decision of the scheduler.
+        node_cache_bytes: 8 << 20,
         data_cache_bytes: 0,
         ..VolumeOptions::default()
     }
