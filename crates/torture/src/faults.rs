@@ -424,7 +424,12 @@ impl Map {
             }
             _ if within(self.geometry.bitmap_table()) => Structure::Bitmap,
             _ if within(self.geometry.log()) => Structure::Log,
-            _ if self.nodes.contains(&block.0) => Structure::Node,
+            // Data may have the place now that a node had before.
+            _ if self.nodes.contains(&block.0)
+                && request.length_bytes.is_multiple_of(NODE_SIZE as u64) =>
+            {
+                Structure::Node
+            }
             _ => Structure::Data,
         }
     }
