@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A run that needs more decisions of the scheduler spins. Reading what is found after a crash takes
-/// most of them.
+/// A run that needs more decisions of the scheduler spins. Reading what is found after a crash
+/// takes most of them.
 const STEPS_MAX: usize = 150_000_000;
 /// No operation takes longer, whatever the others do.
 const QUIET_MAX: Duration = Duration::from_secs(120);
