@@ -1,7 +1,7 @@
 //! The item that describes a subvolume, in the tree of subvolumes.
 use crate::{
-    BlockNumber, FormatError, Generation, INODE_NUMBER_END, InodeNumber, Structure, TREE_FILES,
-    TreeId,
+    BlockNumber, FormatError, Generation, INODE_NUMBER_END, INODE_ROOT, InodeNumber, Structure,
+    Superblock, TREE_FILES, TreeId,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -54,6 +54,19 @@ impl SubvolumeItem {
     /// Numbers are below this: together with an inode number they fill 63 bits. The last one that
     /// fits belongs to no subvolume: a mount numbers directories with it that are on no device.
     pub const NUMBER_END: u32 = (1 << (63 - INODE_NUMBER_END.trailing_zeros())) - 1;
+
+    /// That of the first subvolume, which a volume begins with and which nothing names.
+    pub fn first(superblock: &Superblock) -> Self {
+        Self {
+            parent: TREE_FILES,
+            directory: INODE_ROOT,
+            generation: Generation(0),
+            created_ns: superblock.created_ns,
+            is_dying: false,
+            uuid: superblock.volume.0,
+            number: 0,
+        }
+    }
 
     /// Item value.
     pub fn encode(&self) -> [u8; Self::BYTES] {

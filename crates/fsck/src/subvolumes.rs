@@ -8,8 +8,7 @@ use crate::object::ObjectId;
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots;
 use cairn_format::{
-    Generation, INODE_ROOT, ItemKind, Key, Node, SubvolumeItem, TREE_FILES, TREE_ROOTS,
-    TREE_SUBVOLUMES, TreeId,
+    ItemKind, Key, Node, SubvolumeItem, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -133,15 +132,7 @@ fn check_numbers(checker: &mut Checker<'_>, all_known: bool) {
 /// What in the items contradicts other items or the superblock.
 fn problems_of_items(checker: &Checker<'_>, all_known: bool) -> Vec<(TreeId, String)> {
     let (items, superblock) = (&checker.subvolumes, &checker.superblock);
-    let first = SubvolumeItem {
-        parent: TREE_FILES,
-        directory: INODE_ROOT,
-        generation: Generation(0),
-        created_ns: superblock.created_ns,
-        is_dying: false,
-        uuid: superblock.volume.0,
-        number: 0,
-    };
+    let first = SubvolumeItem::first(superblock);
     let mut problems = Vec::new();
     let mut numbers: BTreeMap<u32, TreeId> = BTreeMap::new();
     for (&id, item) in items {

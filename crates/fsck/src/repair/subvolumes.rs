@@ -9,8 +9,8 @@
 use super::gather::GatheredTrees;
 use crate::checker::Checker;
 use cairn_format::{
-    COUNTER_WRITABLE_MAX, EntryTarget, FileType, Generation, INODE_ROOT, InodeNumber, Key,
-    SubvolumeItem, TREE_FILES, TreeId,
+    COUNTER_WRITABLE_MAX, EntryTarget, FileType, Generation, InodeNumber, Key, SubvolumeItem,
+    TREE_FILES, TreeId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -114,15 +114,7 @@ pub(super) fn settled(
     if !superblock.features.has_subvolumes() {
         return None;
     }
-    let first = SubvolumeItem {
-        parent: TREE_FILES,
-        directory: INODE_ROOT,
-        generation: Generation(0),
-        created_ns: superblock.created_ns,
-        is_dying: false,
-        uuid: superblock.volume.0,
-        number: 0,
-    };
+    let first = SubvolumeItem::first(superblock);
     let invented = |id| {
         let uuid = invented_uuid(superblock.volume.0, id);
         SubvolumeItem { generation, uuid, ..first }

@@ -1,5 +1,5 @@
 //! What the tree of subvolumes says: items of subvolumes and of snapshots, read.
-use super::{Place, Trees, records::first_item};
+use super::{Place, Trees};
 use crate::{Error, Result};
 use cairn_btree::Tree;
 use cairn_environment::atomic::Ordering;
@@ -217,7 +217,7 @@ impl Trees {
         superblock: &Superblock,
     ) -> Result<Vec<(TreeId, SubvolumeItem)>> {
         if self.records.get().is_none() {
-            return Ok(vec![(TREE_FILES, first_item(superblock))]);
+            return Ok(vec![(TREE_FILES, SubvolumeItem::first(superblock))]);
         }
         self.subvolume_items().collect()
     }

@@ -6,8 +6,8 @@ use cairn_environment::Rank;
 use cairn_environment::atomic::Ordering;
 use cairn_environment::lock::{Mutex, MutexGuard};
 use cairn_format::{
-    COUNTER_WRITABLE_MAX, DeadListItem, Generation, INODE_ROOT, ItemKind, Key, SnapshotItem,
-    SubvolumeItem, Superblock, TREE_DEAD, TREE_FILES, TREE_SUBVOLUMES, TreeId,
+    COUNTER_WRITABLE_MAX, DeadListItem, ItemKind, Key, SnapshotItem, SubvolumeItem, Superblock,
+    TREE_DEAD, TREE_FILES, TREE_SUBVOLUMES, TreeId,
 };
 
 /// What a superblock says of subvolumes.
@@ -18,19 +18,6 @@ pub(crate) struct Settings {
     pub(crate) next_list: u64,
     pub(crate) next_tree: TreeId,
     pub(crate) default_subvolume: TreeId,
-}
-
-/// The item of the first subvolume.
-pub(super) fn first_item(superblock: &Superblock) -> SubvolumeItem {
-    SubvolumeItem {
-        parent: TREE_FILES,
-        directory: INODE_ROOT,
-        generation: Generation(0),
-        created_ns: superblock.created_ns,
-        is_dying: false,
-        uuid: superblock.volume.0,
-        number: 0,
-    }
 }
 
 /// The numbers of subvolumes that were in use since the volume was opened.
@@ -149,7 +136,11 @@ impl<'a> Records<'a> {
     fn need_tree(&self, change: &Change<'_>, superblock: &Superblock) -> Result<()> {
         if self.trees.records.get().is_none() {
             let tree = self.make_tree(change, TREE_SUBVOLUMES)?;
-            tree.insert(change, Key::subvolume(TREE_FILES), &first_item(superblock).encode())?;
+            tree.insert(
+                change,
+                Key::subvolume(TREE_FILES),
+                &SubvolumeItem::first(superblock).encode(),
+            )?;
             self.trees.records.get_or_init(|| RecordedTree::new(tree, None));
         }
         Ok(())
