@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Looks at what is done in the background, with a pause before each; only a volume that never
 /// gets there needs all.
-pub(crate) const LOOKS_MAX: u32 = 20_000;
+const LOOKS_MAX: u32 = 20_000;
 /// Mounts after which what a crash left unfinished must be done.
 const MOUNTS_MAX: u32 = 60;
 

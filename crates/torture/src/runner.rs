@@ -306,8 +306,7 @@ impl Runner {
             }
             Operation::RemoveSubvolume { path } => {
                 let (parent, name) = self.place(path)?;
-                let remove = || volume.remove_subvolume(parent.inode, &name);
-                nothing(self.remove_when_cleaned_up(parent.inode, &name, &remove))
+                nothing(volume.remove_subvolume(parent.inode, &name))
             }
             Operation::CreateSnapshot { .. }
             | Operation::DeleteSnapshot { .. }
@@ -337,8 +336,7 @@ impl Runner {
             }
             Operation::RemoveDirectory { path } => {
                 let (parent, name) = self.place(path)?;
-                let remove = || volume.remove_directory(parent.inode, &name);
-                nothing(self.remove_when_cleaned_up(parent.inode, &name, &remove))
+                nothing(volume.remove_directory(parent.inode, &name))
             }
             Operation::Rename { from, to, mode } => {
                 let ((old, old_name), (new, new_name)) = (self.place(from)?, self.place(to)?);

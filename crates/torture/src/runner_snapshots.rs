@@ -1,5 +1,4 @@
 //! Operations on snapshots, performed on a volume.
-use crate::cleanups::LOOKS_MAX;
 use crate::model::{Failure, Layout, Outcome, Value};
 use crate::operation::{Operation, Subvolume};
 use crate::runner::{Held, Runner, failure, new_inode, nothing};
@@ -8,8 +7,6 @@ use cairn_engine::{
     AllocateMode, AttributeChange, Error, FileType, InodeId, RenameMode, SnapshotInfo, TimeChange,
     Timestamp, Volume, XattrMode,
 };
-use cairn_environment::clock;
-use std::time::Duration;
 
 impl Runner {
     /// The root directory of a subvolume, and its id.
@@ -77,31 +74,6 @@ impl Runner {
             }
             other => unreachable!("{other:?} is performed elsewhere"),
         }
-    }
-
-    /// Removes a subvolume. It is busy as long as it has snapshots, and until the space of deleted
-    /// ones is free.
-    pub(crate) fn remove_when_cleaned_up(
-        &self,
-        parent: InodeId,
-        name: &[u8],
-        remove: &dyn Fn() -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let volume = self.volume();
-        for _ in 0..LOOKS_MAX {
-            match remove() {
-                Err(Error::Busy) => {}
-                done => return done,
-            }
-            let root = volume.lookup(parent, name)?.inode;
-            let subvolume = volume.subvolume_of(root);
-            volume.forget(root, 1);
-            if !volume.snapshots(subvolume?.0)?.is_empty() {
-                break;
-            }
-            clock::sleep(Duration::from_millis(1));
-        }
-        Err(Error::Busy)
     }
 
     /// What is in a snapshot is as it was when it was read before.
