@@ -1,60 +1,30 @@
 //! Snapshots: what they show, that nothing changes it, and that a deleted one gives its space back,
 //! in histories of random changes with crashes in between.
-use cairn_blockdev::{BlockDevice, MemoryDevice};
-use cairn_engine::mkfs::{MkfsOptions, mkfs};
+mod small_volume;
+
+use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode,
-    Volume, VolumeOptions, XattrMode,
+    AllocateMode, AttributeChange, Error, FsyncKind, InodeId, RenameMode, Volume, VolumeOptions,
+    XattrMode,
 };
 use cairn_environment::random::Seeded;
+use small_volume::{DIRECTORY, FILE, device, get, open, open_with, put, used};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const DIRECTORY: NewInode<'_> = NewInode {
-    file_type: FileType::Directory,
-    mode: 0o755,
-    uid: 0,
-    gid: 0,
-    device: 0,
-    target: None,
-};
-const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o644, ..DIRECTORY };
 /// The subvolume that a volume begins with.
 const FIRST: u64 = 256;
 
-fn device() -> Arc<MemoryDevice> {
-    let device = Arc::new(MemoryDevice::new(64 << 20));
-    mkfs(&*device, &MkfsOptions::default()).unwrap();
-    device
-}
-
-fn open(device: &Arc<MemoryDevice>) -> Volume {
-    let options = VolumeOptions { background: false, ..VolumeOptions::default() };
-    Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).unwrap()
-}
-
-fn put(volume: &Volume, directory: InodeId, name: &[u8], content: &[u8]) -> InodeId {
-    let inode = volume.create(directory, name, &FILE).unwrap().inode;
-    volume.write(inode, 0, content).unwrap();
-    inode
-}
-
-fn get(volume: &Volume, directory: InodeId, name: &[u8]) -> Result<Vec<u8>, Error> {
-    let inode = volume.lookup(directory, name)?.inode;
-    let mut content = Vec::new();
-    volume.read(inode, 0, 1 << 20, &mut content)?;
-    volume.forget(inode, 1);
-    Ok(content)
-}
-
-fn used(volume: &Volume) -> u64 {
-    volume.sync().unwrap();
-    volume.commit().unwrap();
-    volume.commit().unwrap();
-    let space = volume.space();
-    space.total_blocks - space.free_blocks
+/// An empty volume, and how many blocks of it are in use: the trees that snapshots need stay.
+fn volume_that_had_a_snapshot() -> (Arc<MemoryDevice>, Volume, u64) {
+    let device = device();
+    let volume = open(&device, None);
+    volume.create_snapshot(volume.root(), b"first").unwrap();
+    volume.delete_snapshot(FIRST, b"first").unwrap();
+    let before = used(&volume);
+    (device, volume, before)
 }
 
 fn numbered(number: u64) -> Vec<u8> {
@@ -64,7 +34,7 @@ fn numbered(number: u64) -> Vec<u8> {
 #[test]
 fn a_snapshot_shows_what_was_there() {
     let device = device();
-    let volume = open(&device);
+    let volume = open(&device, None);
     let root = volume.root();
     let directory = volume.create(root, b"directory", &DIRECTORY).unwrap().inode;
     let file = put(&volume, directory, b"file", &[1; 10_000]);
@@ -95,7 +65,7 @@ fn a_snapshot_shows_what_was_there() {
     let old = check(&volume, made.root);
     assert_ne!(old, file);
     volume.close().unwrap();
-    let volume = open(&device);
+    let volume = open(&device, None);
     let found = volume.snapshot_named(FIRST, b"one").unwrap();
     assert_eq!(found, made);
     assert_eq!(volume.snapshots(FIRST).unwrap(), [found]);
@@ -108,7 +78,7 @@ fn a_snapshot_shows_what_was_there() {
 #[test]
 fn nothing_changes_a_snapshot() {
     let device = device();
-    let volume = open(&device);
+    let volume = open(&device, None);
     put(&volume, volume.root(), b"file", &[1; 10_000]);
     let root = volume.create_snapshot(volume.root(), b"one").unwrap().root;
     let file = volume.lookup(root, b"file").unwrap().inode;
@@ -143,13 +113,8 @@ fn nothing_changes_a_snapshot() {
 
 #[test]
 fn a_deleted_snapshot_gives_back_what_only_it_had() {
-    let device = device();
-    let volume = open(&device);
+    let (_device, volume, before) = volume_that_had_a_snapshot();
     let root = volume.root();
-    // The trees that snapshots need stay.
-    volume.create_snapshot(root, b"first").unwrap();
-    volume.delete_snapshot(FIRST, b"first").unwrap();
-    let before = used(&volume);
     let file = put(&volume, root, b"file", &[1; 400_000]);
     volume.forget(file, 1);
     let made = volume.create_snapshot(root, b"one").unwrap();
@@ -175,7 +140,7 @@ fn a_deleted_snapshot_gives_back_what_only_it_had() {
 #[test]
 fn a_subvolume_with_snapshots_can_not_be_removed() {
     let device = device();
-    let volume = open(&device);
+    let volume = open(&device, None);
     let root = volume.root();
     let sub = volume.create_subvolume(root, b"sub", &DIRECTORY).unwrap().inode;
     let (id, _) = volume.subvolume_of(sub).unwrap();
@@ -188,8 +153,7 @@ fn a_subvolume_with_snapshots_can_not_be_removed() {
     volume.close().unwrap();
 
     // Also while another thread frees what the snapshot had.
-    let options = VolumeOptions::default();
-    let volume = Volume::open(Arc::clone(&device) as Arc<dyn BlockDevice>, options).unwrap();
+    let volume = open_with(&device, VolumeOptions::default());
     for round in 0..20 {
         let sub = volume.create_subvolume(root, b"sub", &DIRECTORY).unwrap().inode;
         let (id, _) = volume.subvolume_of(sub).unwrap();
@@ -258,8 +222,7 @@ fn write_versions(volume: &Volume, file: InodeId, seed: u64, shared: &[AtomicU64
 fn a_snapshot_has_what_was_complete_before_it() {
     const WRITERS: usize = 3;
     let device = device();
-    let options = VolumeOptions::default();
-    let volume = Volume::open(Arc::clone(&device) as Arc<dyn BlockDevice>, options).unwrap();
+    let volume = open_with(&device, VolumeOptions::default());
     let root = volume.root();
     let name = |writer: usize| format!("writer-{writer}").into_bytes();
     let files: Vec<_> =
@@ -305,12 +268,8 @@ fn a_snapshot_has_what_was_complete_before_it() {
 /// Deleting works on a full volume; so does removing files, although nothing becomes free.
 #[test]
 fn a_full_volume_of_snapshots_can_be_emptied() {
-    let device = device();
-    let volume = open(&device);
+    let (_device, volume, before) = volume_that_had_a_snapshot();
     let root = volume.root();
-    volume.create_snapshot(root, b"first").unwrap();
-    volume.delete_snapshot(FIRST, b"first").unwrap();
-    let before = used(&volume);
     let (mut made, mut snapshots) = (0_u64, 0_u64);
     'full: loop {
         for _ in 0..20 {
@@ -379,7 +338,7 @@ impl History {
 
     fn new(seed: u64) -> Self {
         let device = device();
-        let volume = open(&device);
+        let volume = open(&device, None);
         let directories = (0..Self::DIRECTORIES)
             .map(|index| {
                 let name = directory_name(index);
@@ -398,7 +357,7 @@ impl History {
         if is_clean {
             self.volume.close().unwrap();
         }
-        self.volume = open(&self.device);
+        self.volume = open(&self.device, None);
         let root = self.volume.root();
         self.directories = (0..Self::DIRECTORIES)
             .map(|index| self.volume.lookup(root, &directory_name(index)).unwrap().inode)

@@ -1,52 +1,11 @@
 //! Subvolumes: inodes of their own, names like directories, removal in the background, and what a
 //! crash at each point leaves.
-use cairn_blockdev::{BlockDevice, MemoryDevice};
-use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{
-    Error, FileType, FsyncKind, InodeId, NewInode, RenameMode, Volume, VolumeOptions,
-};
+mod small_volume;
+
+use cairn_blockdev::BlockDevice;
+use cairn_engine::{Error, FileType, FsyncKind, InodeId, RenameMode, Volume, VolumeOptions};
+use small_volume::{DIRECTORY, FILE, device, get, open, put, used};
 use std::sync::Arc;
-
-const DIRECTORY: NewInode<'_> = NewInode {
-    file_type: FileType::Directory,
-    mode: 0o755,
-    uid: 0,
-    gid: 0,
-    device: 0,
-    target: None,
-};
-const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o644, ..DIRECTORY };
-
-fn device() -> Arc<MemoryDevice> {
-    let device = Arc::new(MemoryDevice::new(64 << 20));
-    mkfs(&*device, &MkfsOptions::default()).unwrap();
-    device
-}
-
-fn open(device: &Arc<MemoryDevice>, subvolume: Option<u64>) -> Volume {
-    let options = VolumeOptions { subvolume, background: false, ..VolumeOptions::default() };
-    Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).unwrap()
-}
-
-fn put(volume: &Volume, directory: InodeId, name: &[u8], content: &[u8]) -> InodeId {
-    let inode = volume.create(directory, name, &FILE).unwrap().inode;
-    volume.write(inode, 0, content).unwrap();
-    inode
-}
-
-fn get(volume: &Volume, directory: InodeId, name: &[u8]) -> Result<Vec<u8>, Error> {
-    let inode = volume.lookup(directory, name)?.inode;
-    let mut content = Vec::new();
-    volume.read(inode, 0, 1 << 20, &mut content)?;
-    volume.forget(inode, 1);
-    Ok(content)
-}
-
-fn used(volume: &Volume) -> u64 {
-    volume.commit().unwrap();
-    let space = volume.space();
-    space.total_blocks - space.free_blocks
-}
 
 #[test]
 fn a_subvolume_is_a_directory_with_inodes_of_its_own() {
