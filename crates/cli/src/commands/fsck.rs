@@ -195,9 +195,11 @@ fn advise(report: &Report, arguments: &Arguments) {
                 quoted(path),
                 quoted(path)
             )),
-            (None, inode) => console::tell(&format_args!(
-                "cairn: inode {}: the data of a file without a name is damaged; the next mount removes the file",
-                inode.unwrap_or_default()
+            (None, Some(inode)) => console::tell(&format_args!(
+                "cairn: inode {inode}: the data of a file without a name is damaged; the next mount removes the file"
+            )),
+            (None, None) => console::tell(&format_args!(
+                "cairn: data that only snapshots have is damaged, and there is no good copy; nothing else is concerned. The report                  above names the snapshots: copy what can still be read out of them, and then delete them (`cairn snapshot delete`)"
             )),
         }
     }
