@@ -1,5 +1,5 @@
-//! Damage that only a snapshot has: it is named with what to do, the rest can be read, and goes with
-//! the snapshot.
+//! Damage that only a snapshot has: it is named with what to do, the rest can be read, and goes
+//! with the snapshot.
 //!
 //! `CAIRN_MOUNT_TESTS` as in `mounting`.
 #[path = "mounting/mounted.rs"]
