@@ -307,11 +307,15 @@ fn items_round_trip() {
         is_dying: true,
         uuid: [9; 16],
         number: SubvolumeItem::NUMBER_END - 1,
+        origin: None,
+        names_others: false,
+        cursor: Key::MIN,
     };
     assert_eq!(SubvolumeItem::decode(&subvolume.encode()), Ok(subvolume));
     let mut unknown = subvolume.encode();
-    unknown[32] = 2;
+    unknown[32] = 4;
     assert!(SubvolumeItem::decode(&unknown).is_err());
+    forks_round_trip(subvolume);
     let too_high = SubvolumeItem { number: SubvolumeItem::NUMBER_END, ..subvolume };
     assert!(SubvolumeItem::decode(&too_high.encode()).is_err());
     let nowhere = SubvolumeItem { parent: TreeId(255), ..subvolume };
@@ -323,6 +327,27 @@ fn items_round_trip() {
     };
     assert_eq!(XattrItem::decode(&xattr.encode()).unwrap(), xattr);
     assert_eq!(XattrItem::parts(5000), 1);
+}
+
+/// `other` is no fork, and dying.
+fn forks_round_trip(other: SubvolumeItem) {
+    let origin = Some(Origin { subvolume: TREE_FILES, generation: Generation(3) });
+    let cursor = Key { inode: 5, kind: 6, offset: 7 };
+    let fork = SubvolumeItem { origin, names_others: true, cursor, ..other };
+    assert_eq!(SubvolumeItem::decode(&fork.encode()), Ok(fork));
+    let of = |subvolume, generation| {
+        Some(Origin { subvolume: TreeId(subvolume), generation: Generation(generation) })
+    };
+    for (item, what) in [
+        (SubvolumeItem { origin: None, cursor: Key::MIN, ..fork }, "names of others, and no fork"),
+        (SubvolumeItem { origin: None, names_others: false, ..fork }, "a cursor, and no fork"),
+        (SubvolumeItem { is_dying: false, ..fork }, "a cursor, and not dying"),
+        (SubvolumeItem { origin: of(4, 3), ..fork }, "a fork of the tree of subvolumes"),
+        (SubvolumeItem { origin: of(256, 0), ..fork }, "a fork of no snapshot"),
+        (SubvolumeItem { origin: of(0, 3), ..fork }, "a fork of no subvolume"),
+    ] {
+        assert!(SubvolumeItem::decode(&item.encode()).is_err(), "{what}");
+    }
 }
 
 #[test]
@@ -361,13 +386,23 @@ fn items_of_snapshots_round_trip() {
         root: NodePointer { block: BlockNumber(400), generation: Generation(6), level: 2 },
         created_ns: 8,
         is_held: false,
+        is_hidden: false,
+        names_none: false,
         number: SubvolumeItem::NUMBER_END - 1,
         uuid: [9; 16],
         name: vec![b'n'; SnapshotItem::NAME_BYTES_MAX],
     };
-    for is_held in [false, true] {
-        let item = SnapshotItem { is_held, ..snapshot.clone() };
-        assert_eq!(SnapshotItem::decode(&item.encode()), Ok(item));
+    for (is_held, is_hidden, names_none) in
+        [(false, false, true), (true, false, false), (false, true, true), (false, true, false)]
+    {
+        let name = if is_hidden { Vec::new() } else { snapshot.name.clone() };
+        let item = SnapshotItem { is_held, is_hidden, names_none, name, ..snapshot.clone() };
+        assert_eq!(SnapshotItem::decode(&item.encode()), Ok(item.clone()));
+        let both = SnapshotItem { is_held: true, is_hidden: true, ..item.clone() };
+        assert!(SnapshotItem::decode(&both.encode()).is_err());
+        let other_name = if is_hidden { b"n".to_vec() } else { Vec::new() };
+        let item = SnapshotItem { name: other_name, ..item };
+        assert!(SnapshotItem::decode(&item.encode()).is_err());
     }
     assert!(snapshot.encode().len() <= node::VALUE_BYTES_MAX);
     let too_long = vec![b'n'; SnapshotItem::NAME_BYTES_MAX + 1];
@@ -385,7 +420,7 @@ fn items_of_snapshots_round_trip() {
         assert!(SnapshotItem::decode(&item.encode()).is_err(), "{root:?}");
     }
     let mut unknown = snapshot.encode();
-    unknown[32] = 2;
+    unknown[32] = 8;
     assert!(SnapshotItem::decode(&unknown).is_err());
     for (list, possible) in [(0, false), (1, true), (COUNTER_MAX, true), (COUNTER_MAX + 1, false)] {
         let item = DeadListItem { list };

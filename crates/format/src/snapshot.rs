@@ -21,11 +21,15 @@ pub struct SnapshotItem {
     pub created_ns: u64,
     /// It is not to be deleted.
     pub is_held: bool,
+    /// It has no name any more, and goes with the last fork of it.
+    pub is_hidden: bool,
+    /// No entry in it names a subvolume.
+    pub names_none: bool,
     /// As that of a subvolume, and no other one's; not 0.
     pub number: u32,
     /// Identity, random.
     pub uuid: [u8; 16],
-    /// Its name; those of a subvolume's snapshots differ.
+    /// Its name; those of a subvolume's snapshots differ. A hidden one has none.
     pub name: Vec<u8>,
 }
 
@@ -45,6 +49,8 @@ pub struct RawSnapshot {
 }
 
 const FLAG_HELD: u64 = 1;
+const FLAG_HIDDEN: u64 = 2;
+const FLAG_NAMES_NONE: u64 = 4;
 
 impl SnapshotItem {
     /// Longest name in bytes.
@@ -59,7 +65,11 @@ impl SnapshotItem {
             reserved: [0; 3],
             number: U32::new(self.number),
             created_ns: U64::new(self.created_ns),
-            flags: U64::new(if self.is_held { FLAG_HELD } else { 0 }),
+            flags: U64::new(
+                if self.is_held { FLAG_HELD } else { 0 }
+                    | if self.is_hidden { FLAG_HIDDEN } else { 0 }
+                    | if self.names_none { FLAG_NAMES_NONE } else { 0 },
+            ),
             uuid: self.uuid,
         };
         [raw.as_bytes(), &self.name].concat()
@@ -73,14 +83,19 @@ impl SnapshotItem {
         let Ok((raw, name)) = RawSnapshot::read_from_prefix(value) else {
             return Err(damaged(format!("snapshot item of {} bytes", value.len())));
         };
+        let flags = raw.flags.get();
+        if flags & !(FLAG_HELD | FLAG_HIDDEN | FLAG_NAMES_NONE) != 0 {
+            return Err(damaged(format!("snapshot with unknown flags {flags:#x}")));
+        }
+        let (is_held, is_hidden) = (flags & FLAG_HELD != 0, flags & FLAG_HIDDEN != 0);
+        if is_held && is_hidden {
+            return Err(damaged("snapshot without a name that is held".into()));
+        }
         let is_name = (1..=Self::NAME_BYTES_MAX).contains(&name.len())
             && !name.iter().any(|byte| matches!(byte, b'/' | 0))
             && !matches!(name, b"." | b"..");
-        if !is_name {
+        if is_hidden != name.is_empty() || !is_hidden && !is_name {
             return Err(damaged(format!("snapshot with a name of {} bytes", name.len())));
-        }
-        if raw.flags.get() & !FLAG_HELD != 0 {
-            return Err(damaged(format!("snapshot with unknown flags {:#x}", raw.flags)));
         }
         if raw.number.get() == 0 || raw.number.get() >= SubvolumeItem::NUMBER_END {
             return Err(damaged(format!("snapshot with the impossible number {}", raw.number)));
@@ -96,7 +111,9 @@ impl SnapshotItem {
         Ok(Self {
             root,
             created_ns: raw.created_ns.get(),
-            is_held: raw.flags.get() & FLAG_HELD != 0,
+            is_held,
+            is_hidden,
+            names_none: flags & FLAG_NAMES_NONE != 0,
             number: raw.number.get(),
             uuid: raw.uuid,
             name: name.to_vec(),

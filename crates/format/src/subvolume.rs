@@ -1,10 +1,19 @@
 //! The item that describes a subvolume, in the tree of subvolumes.
 use crate::{
-    BlockNumber, FormatError, Generation, INODE_NUMBER_END, INODE_ROOT, InodeNumber, Structure,
-    Superblock, TREE_FILES, TreeId,
+    BlockNumber, FormatError, Generation, INODE_NUMBER_END, INODE_ROOT, InodeNumber, Key,
+    Structure, Superblock, TREE_FILES, TreeId,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The snapshot that a fork was made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// The subvolume; its id is below that of the fork.
+    pub subvolume: TreeId,
+    /// Transaction that made its snapshot. What was born later in the fork's tree is the fork's.
+    pub generation: Generation,
+}
 
 /// A subvolume: a tree of files with inode numbers of its own. Its id is that of its tree.
 ///
@@ -29,6 +38,12 @@ pub struct SubvolumeItem {
     ///
     /// [`NUMBER_END`]: SubvolumeItem::NUMBER_END
     pub number: u32,
+    /// It is a fork: a writable subvolume that began as this snapshot.
+    pub origin: Option<Origin>,
+    /// A fork has entries that name subvolumes of its origin, and that are to be removed.
+    pub names_others: bool,
+    /// Of a fork that is dying: what stands in nodes wholly below this key was given up.
+    pub cursor: Key,
 }
 
 /// [`SubvolumeItem`] on disk.
@@ -43,10 +58,17 @@ pub struct RawSubvolume {
     pub flags: U64,
     pub uuid: [u8; 16],
     pub number: U32,
-    pub reserved: [u8; 68],
+    pub reserved: [u8; 4],
+    pub origin_subvolume: U64,
+    pub origin_generation: U64,
+    pub cursor_inode: U64,
+    pub cursor_offset: U64,
+    pub cursor_kind: u8,
+    pub reserved_end: [u8; 31],
 }
 
 const FLAG_DYING: u64 = 1;
+const FLAG_NAMES_OTHERS: u64 = 2;
 
 impl SubvolumeItem {
     /// Bytes on disk.
@@ -65,6 +87,9 @@ impl SubvolumeItem {
             is_dying: false,
             uuid: superblock.volume.0,
             number: 0,
+            origin: None,
+            names_others: false,
+            cursor: Key::MIN,
         }
     }
 
@@ -75,10 +100,19 @@ impl SubvolumeItem {
             directory: U64::new(self.directory.0),
             generation: U64::new(self.generation.0),
             created_ns: U64::new(self.created_ns),
-            flags: U64::new(if self.is_dying { FLAG_DYING } else { 0 }),
+            flags: U64::new(
+                if self.is_dying { FLAG_DYING } else { 0 }
+                    | if self.names_others { FLAG_NAMES_OTHERS } else { 0 },
+            ),
             uuid: self.uuid,
             number: U32::new(self.number),
-            reserved: [0; 68],
+            reserved: [0; 4],
+            origin_subvolume: U64::new(self.origin.map_or(0, |origin| origin.subvolume.0)),
+            origin_generation: U64::new(self.origin.map_or(0, |origin| origin.generation.0)),
+            cursor_inode: U64::new(self.cursor.inode),
+            cursor_offset: U64::new(self.cursor.offset),
+            cursor_kind: self.cursor.kind,
+            reserved_end: [0; 31],
         };
         zerocopy::transmute!(raw)
     }
@@ -91,8 +125,32 @@ impl SubvolumeItem {
         let damaged = |what: String| FormatError::new(Structure::Item, BlockNumber(0), what);
         let raw = RawSubvolume::read_from_bytes(value)
             .map_err(|_| damaged(format!("subvolume item of {} bytes", value.len())))?;
-        if raw.flags.get() & !FLAG_DYING != 0 {
-            return Err(damaged(format!("subvolume with unknown flags {:#x}", raw.flags)));
+        let flags = raw.flags.get();
+        if flags & !(FLAG_DYING | FLAG_NAMES_OTHERS) != 0 {
+            return Err(damaged(format!("subvolume with unknown flags {flags:#x}")));
+        }
+        let origin = Origin {
+            subvolume: TreeId(raw.origin_subvolume.get()),
+            generation: Generation(raw.origin_generation.get()),
+        };
+        let origin = match (origin.subvolume.0, origin.generation.0) {
+            (0, 0) => None,
+            (subvolume, generation) if subvolume >= TREE_FILES.0 && generation > 0 => Some(origin),
+            (subvolume, generation) => {
+                let origin = format!("a snapshot of {generation} of the subvolume {subvolume}");
+                return Err(damaged(format!("fork of {origin}, which can't be")));
+            }
+        };
+        let cursor = Key {
+            inode: raw.cursor_inode.get(),
+            kind: raw.cursor_kind,
+            offset: raw.cursor_offset.get(),
+        };
+        let is_dying = flags & FLAG_DYING != 0;
+        let names_others = flags & FLAG_NAMES_OTHERS != 0;
+        if origin.is_none() && names_others || cursor != Key::MIN && !(is_dying && origin.is_some())
+        {
+            return Err(damaged("subvolume that is no fork and has what only forks have".into()));
         }
         if raw.parent.get() < TREE_FILES.0 {
             return Err(damaged(format!("subvolume in the impossible subvolume {}", raw.parent)));
@@ -105,9 +163,12 @@ impl SubvolumeItem {
             directory: InodeNumber(raw.directory.get()),
             generation: Generation(raw.generation.get()),
             created_ns: raw.created_ns.get(),
-            is_dying: raw.flags.get() & FLAG_DYING != 0,
+            is_dying,
             uuid: raw.uuid,
             number: raw.number.get(),
+            origin,
+            names_others,
+            cursor,
         })
     }
 }

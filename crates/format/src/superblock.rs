@@ -48,8 +48,11 @@ impl Features {
     /// Incompatible: there is a tree of dead runs; there may be snapshots, and extents with a
     /// longer head. Comes with [`Self::SUBVOLUMES`].
     pub const SNAPSHOTS: u64 = 1 << 2;
+    /// Incompatible: there may be forks. Comes with [`Self::SNAPSHOTS`].
+    pub const FORKS: u64 = 1 << 3;
     /// The incompatible features that this version knows.
-    pub const INCOMPATIBLE_KNOWN: u64 = Self::IMPLICIT_BITMAPS | Self::SUBVOLUMES | Self::SNAPSHOTS;
+    pub const INCOMPATIBLE_KNOWN: u64 =
+        Self::IMPLICIT_BITMAPS | Self::SUBVOLUMES | Self::SNAPSHOTS | Self::FORKS;
 
     /// Whether the volume has a tree of subvolumes.
     pub fn has_subvolumes(&self) -> bool {
@@ -59,6 +62,11 @@ impl Features {
     /// Whether the volume has a tree of dead runs.
     pub fn has_snapshots(&self) -> bool {
         self.incompatible & Self::SNAPSHOTS != 0
+    }
+
+    /// Whether the volume may have forks.
+    pub fn has_forks(&self) -> bool {
+        self.incompatible & Self::FORKS != 0
     }
 }
 
@@ -307,6 +315,9 @@ impl Superblock {
         }
         if features.has_snapshots() && !features.has_subvolumes() {
             return fail("has the feature snapshots, but not the feature subvolumes".into());
+        }
+        if features.has_forks() && !features.has_snapshots() {
+            return fail("has the feature forks, but not the feature snapshots".into());
         }
         let next_list = if features.has_snapshots() { raw.next_list.get() } else { 1 };
         if !(1..=COUNTER_MAX).contains(&next_list) {

@@ -84,7 +84,8 @@ fn structs_are_as_documented() {
     });
     #[rustfmt::skip]
     let subvolume = fields!(RawSubvolume {
-        parent, directory, generation, created_ns, flags, uuid, number, reserved
+        parent, directory, generation, created_ns, flags, uuid, number, reserved,
+        origin_subvolume, origin_generation, cursor_inode, cursor_offset, cursor_kind, reserved_end
     });
     let dead_run = fields!(RawDeadRun { start, birth, blocks, flags });
     let entry = fields!(RawEntry { tree, inode, offset, value_length, kind, flags, reserved });
@@ -210,6 +211,8 @@ fn encoders_of_snapshots_are_as_documented() {
         root: NodePointer { block: BlockNumber(A), generation: Generation(B), level: 7 },
         created_ns: A,
         is_held: true,
+        is_hidden: false,
+        names_none: true,
         number: 0x0a0b_0c0d,
         uuid: [7; 16],
         name: b"daily".to_vec(),
@@ -221,7 +224,7 @@ fn encoders_of_snapshots_are_as_documented() {
         ("reserved", vec![0; 3]),
         ("number", vec![0x0d, 0x0c, 0x0b, 0x0a]),
         ("created_ns", word(A)),
-        ("flags", word(1)),
+        ("flags", word(5)),
         ("uuid", vec![7; 16]),
         ("name", b"daily".to_vec()),
     ];

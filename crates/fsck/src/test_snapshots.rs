@@ -248,6 +248,8 @@ impl SnapshotVolume {
             root: self.root,
             created_ns: 5,
             is_held: false,
+            is_hidden: false,
+            names_none: false,
             number: list as u32,
             uuid: [list as u8; 16],
             name: name.as_bytes().to_vec(),

@@ -174,6 +174,9 @@ impl TestVolume {
             is_dying: false,
             uuid: self.superblock.volume.0,
             number: 0,
+            origin: None,
+            names_others: false,
+            cursor: Key::MIN,
         }
     }
 

@@ -211,6 +211,8 @@ impl Store {
                 root: Default::default(),
                 created_ns: seconds.unsigned_abs() * 1_000_000_000 + u64::from(nanoseconds),
                 is_held: false,
+                is_hidden: false,
+                names_none: false,
                 number: records.take_number()?,
                 uuid: random::bytes16(),
                 name: name.to_vec(),

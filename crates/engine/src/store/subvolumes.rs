@@ -180,6 +180,9 @@ impl Operation<'_> {
             is_dying: false,
             uuid: random::bytes16(),
             number,
+            origin: None,
+            names_others: false,
+            cursor: Key::MIN,
         };
         self.note_unlogged_change();
         let change = self.change();
