@@ -240,7 +240,7 @@ impl NodeCache {
         expected: &Expected,
         read: impl FnOnce(&mut [u8]) -> Result<(), DeviceError>,
     ) -> Result<Node, TreeError> {
-        let Expected { tree, block, .. } = *expected;
+        let (tree, block) = (expected.owner.tree, expected.block);
         let mut page: Box<[u8; NODE_SIZE]> =
             vec![0; NODE_SIZE].into_boxed_slice().try_into().expect("size matches");
         read(&mut page[..]).map_err(|source| TreeError::Device { tree, block, source })?;

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a node of an older transaction is never changed: it is copied to a new place, and
 //! its blocks are given back once the running transaction is durable, or kept as a dead run if a
-//! snapshot has them. A node that is given back leaves the cache before its blocks may be used
+//! snapshot has them; what a fork has inherited stays its origin's. A node that is given back leaves the cache before its blocks may be used
 //! again.
 //!
 //! Lock discipline: a new node is locked exclusively when it is made, which needs no waiting. The
@@ -75,6 +75,7 @@ impl Tree {
         let block = self.allocate(change)?;
         let mut copy = Node::clone(node);
         copy.relocate(block, change.generation);
+        copy.set_tree(self.id());
         let copy = self.cache.insert_new(copy);
         // Until the copy has the old node's place, a walk that passes here waits for the lock of
         // the one above.

@@ -120,7 +120,7 @@ impl<'a> Descent<'a> {
     }
 
     fn expected_child(&self, index: usize) -> Expected {
-        Expected::child(self.tree.id(), &self.node, self.bounds, index)
+        Expected::child(self.tree.owner(), &self.node, self.bounds, index)
     }
 
     fn lock_child(&self, index: usize, class: Class) -> Result<Child, Stop> {

@@ -35,7 +35,7 @@ impl Tree {
                 return Err(expected.damaged("a tree that is to end has items".into()));
             }
             let children = if node.level() == 0 { 0 } else { node.count() };
-            (0..children).map(|at| Expected::child(self.id(), &node, Bounds::ALL, at)).collect()
+            (0..children).map(|at| Expected::child(self.owner(), &node, Bounds::ALL, at)).collect()
         };
         children.iter().try_for_each(|child| self.gather(child, nodes))
     }

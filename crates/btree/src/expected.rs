@@ -35,11 +35,29 @@ impl Bounds {
     }
 }
 
+/// The tree that a node is part of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner {
+    /// The tree.
+    pub(crate) tree: TreeId,
+    /// The last transaction whose nodes may be inherited. A tree that made one was there before
+    /// this one, so it has a lower id.
+    pub(crate) inherited: Generation,
+}
+
+impl Owner {
+    /// Whether a node of this tree may say that it was made for `maker`.
+    fn may_have(&self, maker: TreeId, generation: Generation) -> bool {
+        maker == self.tree
+            || generation <= self.inherited && maker < self.tree && maker.holds_files()
+    }
+}
+
 /// Everything that is known about a node before it is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected {
     /// Tree that the node belongs to.
-    pub(crate) tree: TreeId,
+    pub(crate) owner: Owner,
     /// Where it stands.
     pub(crate) block: BlockNumber,
     /// Transaction that made it.
@@ -51,10 +69,10 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    /// The root of `tree`.
-    pub(crate) fn root(tree: TreeId, pointer: NodePointer) -> Expected {
+    /// The root of a tree.
+    pub(crate) fn root(owner: Owner, pointer: NodePointer) -> Expected {
         Expected {
-            tree,
+            owner,
             block: pointer.block,
             generation: pointer.generation,
             level: pointer.level,
@@ -63,10 +81,10 @@ impl Expected {
     }
 
     /// Child `index` of `parent`, which is an inner node with the bounds `bounds`.
-    pub(crate) fn child(tree: TreeId, parent: &Node, bounds: Bounds, index: usize) -> Expected {
+    pub(crate) fn child(owner: Owner, parent: &Node, bounds: Bounds, index: usize) -> Expected {
         let ChildPointer { block, generation } = parent.child(index);
         Expected {
-            tree,
+            owner,
             block,
             generation,
             level: parent.level() - 1,
@@ -84,7 +102,7 @@ impl Expected {
         level: u8,
         generation: Generation,
     ) -> Result<(), TreeError> {
-        if tree != self.tree {
+        if !self.owner.may_have(tree, generation) {
             return Err(self.damaged(format!("belongs to tree {tree}")));
         }
         if level != self.level {
@@ -122,7 +140,7 @@ impl Expected {
     /// The error that says `problem` about this node.
     pub(crate) fn damaged(&self, problem: String) -> TreeError {
         TreeError::Damaged {
-            tree: self.tree,
+            tree: self.owner.tree,
             source: FormatError::new(Structure::Node, self.block, problem),
         }
     }

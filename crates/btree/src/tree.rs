@@ -7,7 +7,7 @@
 //! to a node are in `walk.rs` and, without locks, in `quick.rs`.
 use crate::cache::NodeCache;
 use crate::error::TreeError;
-use crate::expected::Expected;
+use crate::expected::{Expected, Owner};
 use crate::handle::NodeHandle;
 use crate::routes::NodeBody;
 use cairn_environment::Rank;
@@ -22,7 +22,7 @@ pub struct Tree {
     pub(crate) cache: Arc<NodeCache>,
     pub(crate) space: Arc<Space>,
     id: TreeId,
-    /// Which of its nodes are a snapshot's, too.
+    /// Which of its nodes are a snapshot's or its origin's, too.
     pub(crate) boundary: Arc<Boundary>,
     root: RwLock<NodePointer>,
     /// The root in memory, for lookups that take no lock on the way to a leaf.
@@ -54,7 +54,7 @@ impl Tree {
         Tree::open_shared(cache, space, id, root, Arc::default())
     }
 
-    /// As [`Tree::open`]; nodes up to `boundary` are a snapshot's, too.
+    /// As [`Tree::open`]; nodes up to `boundary` are a snapshot's or its origin's, too.
     pub fn open_shared(
         cache: Arc<NodeCache>,
         space: Arc<Space>,
@@ -72,7 +72,7 @@ impl Tree {
         }
     }
 
-    /// Which of its nodes are a snapshot's, too.
+    /// Which of its nodes are a snapshot's or its origin's, too.
     pub fn boundary(&self) -> &Arc<Boundary> {
         &self.boundary
     }
@@ -80,6 +80,11 @@ impl Tree {
     /// The tree's id.
     pub fn id(&self) -> TreeId {
         self.id
+    }
+
+    /// Whose the nodes are.
+    pub(crate) fn owner(&self) -> Owner {
+        Owner { tree: self.id, inherited: self.boundary.origin() }
     }
 
     /// Where the root is. At the cut this is what the root tree must remember.
@@ -106,7 +111,7 @@ impl Tree {
 
     /// What the root pointer says about the root.
     pub(crate) fn expected_root(&self, pointer: NodePointer) -> Expected {
-        Expected::root(self.id, pointer)
+        Expected::root(self.owner(), pointer)
     }
 
     /// The root in memory; its pointer's lock is held.

@@ -15,7 +15,7 @@
 //! are shared ones. If a lock is taken, the walk releases all and waits for that lock alone, then
 //! begins again ([`WaitPolicy`]).
 use crate::error::TreeError;
-use crate::expected::{Bounds, Expected};
+use crate::expected::{Bounds, Expected, Owner};
 use crate::handle::{NodeHandle, ReadNode, WriteNode};
 use crate::node_lock::Class;
 use crate::page::Neighbours;
@@ -61,6 +61,7 @@ enum LockAbove<'a> {
 
 /// An inner node that a walk passes, under its shared lock.
 pub(crate) struct Parent {
+    owner: Owner,
     node: ReadNode,
     bounds: Bounds,
     /// The child that the walk goes to.
@@ -81,10 +82,10 @@ impl LockAbove<'_> {
 impl Parent {
     /// What the node says about a sibling of the child, if there is one.
     pub(crate) fn sibling(&self) -> Option<Expected> {
-        let Parent { node, bounds, index } = self;
+        let Parent { owner, node, bounds, index } = self;
         (node.count() > 1).then(|| {
             let sibling = Neighbours::of(node, *index).sibling();
-            Expected::child(node.handle.tree, node, *bounds, sibling)
+            Expected::child(*owner, node, *bounds, sibling)
         })
     }
 }
@@ -161,12 +162,12 @@ impl Tree {
             visit(above.learn(&passed.handle), &passed)?;
             drop(above);
             let (bounds, index) = (expected.bounds, passed.child_index(key));
-            expected = Expected::child(self.id(), &passed, bounds, index);
+            expected = Expected::child(self.owner(), &passed, bounds, index);
             node = match passed.known_child(index) {
                 Some(known) => known,
                 None => self.cache.fetch(&expected)?,
             };
-            above = LockAbove::Parent(Parent { node: passed, bounds, index });
+            above = LockAbove::Parent(Parent { owner: self.owner(), node: passed, bounds, index });
         }
         Ok(NodeAhead { tree: self, policy, above, node, expected })
     }

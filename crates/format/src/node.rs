@@ -277,6 +277,10 @@ impl Node {
         header.address = U64::new(address.0);
         header.generation = U64::new(generation.0);
     }
+    /// Gives a copy of an inherited node to the tree that copied it.
+    pub fn set_tree(&mut self, tree: TreeId) {
+        self.raw_mut().tree = U64::new(tree.0);
+    }
     fn values_start(&self) -> usize {
         self.raw().values_start.get() as usize
     }

@@ -1,4 +1,4 @@
-//! What a subvolume shares with its snapshots, as far as the allocator must know it.
+//! What a subvolume shares with its snapshots and its origin, as far as the allocator must know it.
 //!
 //! Invariant: it changes while nobody can free blocks of the subvolume, or so that both old and new
 //! state are right for those who can: the boundary is raised at a cut, and lowered when a snapshot
@@ -11,9 +11,11 @@ use std::collections::BTreeMap;
 
 /// A subvolume's references that were made by the transaction `newest` or before are its
 /// snapshots', too: when it gives one up, that goes to the dead list `list`. `newest` is 0 without
-/// snapshots.
+/// snapshots. Those that a fork has inherited, up to `origin`, are its origin's: nothing happens
+/// when it gives them up.
 #[derive(Default)]
 pub struct Boundary {
+    origin: Generation,
     newest: AtomicU64,
     list: AtomicU64,
 }
@@ -21,7 +23,23 @@ pub struct Boundary {
 impl Boundary {
     /// Of a subvolume whose newest snapshot was made by `newest`, and began the list `list`.
     pub fn new(newest: Generation, list: u64) -> Self {
-        Self { newest: AtomicU64::new(newest.0), list: AtomicU64::new(list) }
+        let origin = Generation(0);
+        Self { origin, newest: AtomicU64::new(newest.0), list: AtomicU64::new(list) }
+    }
+
+    /// The same, of a fork of a snapshot that `origin` made.
+    pub fn of_fork(self, origin: Generation) -> Self {
+        Self { origin, ..self }
+    }
+
+    /// Transaction of the snapshot that a fork was made of; otherwise 0.
+    pub fn origin(&self) -> Generation {
+        self.origin
+    }
+
+    /// The last transaction whose references others have, too; 0 if there are no others.
+    pub fn shared_until(&self) -> Generation {
+        self.newest().max(self.origin)
     }
 
     /// Transaction of the newest snapshot; 0 without one.
@@ -46,8 +64,9 @@ impl Boundary {
 }
 
 impl Space {
-    /// A subvolume gives up the reference `run`: if a snapshot has it, that is noted for a dead
-    /// list; otherwise its blocks are pinned until `running` is durable.
+    /// A subvolume gives up the reference `run`: if it is inherited, nothing happens; if a snapshot
+    /// has it, that is noted for a dead list; otherwise its blocks are pinned until `running` is
+    /// durable.
     ///
     /// # Errors
     /// The blocks are not referenced: the tree that named them is wrong.
@@ -64,7 +83,9 @@ impl Space {
         if run.is_node {
             groups.require_node(run.range.start)?;
         }
-        if run.birth <= boundary.newest() {
+        if run.birth <= boundary.origin() {
+            groups.require_referenced(run.range)
+        } else if run.birth <= boundary.newest() {
             groups.add_dead(boundary.list(), run)
         } else {
             self.pin(&mut groups, run.range, running)

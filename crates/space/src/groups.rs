@@ -269,9 +269,14 @@ impl Groups {
         }
     }
 
+    /// Checks that blocks which are given up are in use.
+    pub(crate) fn require_referenced(&self, range: BlockRange) -> Result<(), SpaceError> {
+        self.require(range, "referenced", |group, piece| group.referenced.all_set(piece))
+    }
+
     /// Notes that `run`, which stays referenced, is for the dead list `list`.
     pub(crate) fn add_dead(&mut self, list: u64, run: DeadRun) -> Result<(), SpaceError> {
-        self.require(run.range, "referenced", |group, piece| group.referenced.all_set(piece))?;
+        self.require_referenced(run.range)?;
         let runs = self.dead.entry(list).or_default();
         match runs.last_mut() {
             Some(last) if is_continued_by(last, &run) => last.range.blocks += run.range.blocks,

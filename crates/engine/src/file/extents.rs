@@ -15,6 +15,8 @@ use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, FileBlock, FormatError, Structure,
     checksum,
 };
+use cairn_space::Boundary;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Appends within one transaction grow an extent up to this many blocks; a longer item would make
@@ -321,6 +323,18 @@ pub(crate) struct UnwrittenRun {
     pub(crate) range: BlockRange,
     /// Unwritten blocks of the same extent before them.
     pub(crate) skipped_blocks: u64,
+}
+
+/// Those that a fork has not inherited: preallocated blocks that it has are its origin's, too.
+pub(crate) fn own_extents<'a>(
+    extents: &'a [(FileBlock, Extent)],
+    boundary: &Boundary,
+) -> Cow<'a, [(FileBlock, Extent)]> {
+    let is_own = |(_, extent): &&(FileBlock, Extent)| extent.generation > boundary.origin();
+    if extents.iter().all(|one| is_own(&one)) {
+        return Cow::Borrowed(extents);
+    }
+    extents.iter().filter(is_own).cloned().collect()
 }
 
 /// The blocks that a run of `blocks` file blocks from `file_block` occupies in `extents`, if one

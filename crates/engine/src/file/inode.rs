@@ -62,6 +62,21 @@ pub(crate) struct InodeState {
 }
 
 impl InodeState {
+    /// A directory has an entry more.
+    pub(crate) fn add_entry(&mut self, name: &[u8], file_type: FileType) {
+        self.item.entries += 1;
+        self.item.size += name.len() as u64;
+        self.item.links += u32::from(file_type == FileType::Directory);
+    }
+
+    /// A directory has lost an entry.
+    pub(crate) fn remove_entry(&mut self, name: &[u8], file_type: FileType) {
+        let item = &mut self.item;
+        item.entries = item.entries.saturating_sub(1);
+        item.size = item.size.saturating_sub(name.len() as u64);
+        item.links = item.links.saturating_sub(u32::from(file_type == FileType::Directory));
+    }
+
     /// A state without buffered data.
     pub(crate) fn new(item: InodeItem, last: LogSeq) -> Self {
         Self {

@@ -15,6 +15,7 @@ pub(crate) mod attributes;
 pub(crate) mod data_cache;
 mod dirty;
 pub(crate) mod extents;
+mod forks;
 pub(crate) mod fsync;
 pub(crate) mod inode;
 pub(crate) mod locking;

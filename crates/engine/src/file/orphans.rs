@@ -76,6 +76,7 @@ impl Files {
         match orphan.removal {
             Removal::Subvolume => return self.reap_subvolume(orphan),
             Removal::DeadRuns => return self.reap_dead_runs(orphan),
+            Removal::ForeignNames => return self.reap_foreign_names(orphan),
             Removal::Inode | Removal::Tail => {}
         }
         let inode = self.inodes.get(orphan.number);

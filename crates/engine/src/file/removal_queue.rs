@@ -26,6 +26,8 @@ pub(crate) enum Removal {
     Subvolume,
     /// What only deleted snapshots of the subvolume with this root directory had.
     DeadRuns,
+    /// Names of other subvolumes in the fork with this root directory.
+    ForeignNames,
 }
 
 impl Removal {

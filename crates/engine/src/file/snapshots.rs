@@ -43,7 +43,7 @@ impl Files {
     }
 
     /// Has what the cleanups of a subvolume name freed.
-    fn queue_cleanup(&self, root: InodeId) {
+    pub(super) fn queue_cleanup(&self, root: InodeId) {
         let orphan = Orphan { number: root, blocks: 0, removal: Removal::DeadRuns };
         if self.store.options.background {
             self.orphans.queue.push(orphan);

@@ -19,8 +19,9 @@ impl Files {
     /// # Errors
     /// [`Error::Stale`] once it was removed.
     pub(crate) fn enter(&self, inode: InodeId) -> Result<()> {
-        let mut unfinished = Vec::new();
+        let (mut unfinished, mut is_first) = (Vec::new(), false);
         self.store.open_subvolume(inode.slot(), |tree| {
+            is_first = true;
             for item in tree.range(Key::all(INODE_ORPHANS, ItemKind::Orphan)) {
                 let (key, value) = item?;
                 let removal = match decode_orphan(&value)? {
@@ -36,8 +37,12 @@ impl Files {
             self.orphans.note_truncated(truncated.map(|one| one.number));
             Ok(())
         })?;
-        self.store.trees.subvolume(inode)?.check_alive()?;
+        let subvolume = self.store.trees.subvolume(inode)?;
+        subvolume.check_alive()?;
         if !self.store.options.read_only {
+            if is_first && subvolume.names_others() && !self.store.trees.is_forming(subvolume.id) {
+                self.queue_foreign_names(InodeId::root_of(subvolume.slot));
+            }
             unfinished.into_iter().for_each(|orphan| self.orphans.queue.push(orphan));
         }
         Ok(())
@@ -71,7 +76,8 @@ impl Files {
     pub(super) fn reap_subvolume(&self, orphan: Orphan) {
         self.unload_subvolume(orphan.number);
         match self.store.remove_subvolume(orphan.number, || self.orphans.queue.is_closing()) {
-            Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
+            Ok(Some(origin)) => self.queue_cleanup(origin),
+            Ok(None) | Err(Error::Aborted(_) | Error::Closed) => {}
             Err(Error::NoSpace) => self.orphans.queue.postpone(orphan),
             Err(error) => tracing::warn!("a subvolume could not be removed: {error}"),
         }

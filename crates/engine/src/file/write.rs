@@ -10,7 +10,7 @@
 //! It joins no transaction. *A crash: nothing of it is durable before an fsync or a sweep.* Bytes
 //! of a page past the end of the file are zero, always: extending a file then shows zeros.
 use super::Files;
-use super::extents::gaps;
+use super::extents::{gaps, own_extents};
 use super::inode::{Inode, InodeState};
 use super::offsets::{blocks_of, checked_end, part_of_block, whole_blocks_of};
 use super::pages::{Pages, is_worth_its_buffer};
@@ -207,6 +207,7 @@ impl Files {
             let _state = self.read_inode_in_use(inode)?;
             self.extents_in(inode.number, blocks.clone(), usize::MAX)?
         };
+        let extents = own_extents(&extents, self.store.trees.of(inode.number).boundary());
         let preallocated = gaps(blocks.clone(), &extents).is_empty()
             && extents.iter().all(|(_, extent)| extent.kind == ExtentKind::Unwritten);
         if preallocated {

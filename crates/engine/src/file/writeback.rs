@@ -32,7 +32,7 @@
 use crate::InodeId;
 use crate::file::Files;
 use crate::file::data_cache::write_worth_keeping;
-use crate::file::extents::{UnwrittenRun, unwritten_run};
+use crate::file::extents::{UnwrittenRun, own_extents, unwritten_run};
 use crate::file::inode::{Flight, Inode, InodeState};
 use crate::file::pages::Segment;
 use crate::file::pieces::{Part, Piece, data_writes, drop_front, overlapping, parts_of};
@@ -262,8 +262,9 @@ impl Files {
         let blocks = segments[0].block..segments[segments.len() - 1].end();
         let existing = self.extents_in(inode.number, blocks, usize::MAX)?;
         let mut pieces = Vec::new();
+        let allocated = own_extents(&existing, self.store.trees.of(inode.number).boundary());
         let result = self
-            .allocate_pieces(segments, &existing, batch.reservation.as_ref(), step, &mut pieces)
+            .allocate_pieces(segments, &allocated, batch.reservation.as_ref(), step, &mut pieces)
             .and_then(|count| {
                 let parts = parts_of(segments, &mut pieces);
                 self.cache_parts(&pieces, &parts, batch.size);

@@ -110,6 +110,9 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
 impl Names {
     /// Looks a name up; the second value is the first free slot for it. The directory's state lock
     /// is held.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] only if it names a fork that is not to be seen yet.
     pub(crate) fn find_entry(
         &self,
         directory: InodeId,
@@ -129,6 +132,9 @@ impl Names {
         })?;
         match found {
             Ok(None) => Ok((None, free)),
+            Ok(Some((_, EntryTarget::Subvolume(id)))) if self.store.trees.is_forming(id) => {
+                Err(Error::Exists)
+            }
             Ok(Some((slot, target))) => {
                 let Some(inode) = self.named_by(directory, target)? else {
                     return Ok((None, None));
@@ -141,22 +147,31 @@ impl Names {
     }
 
     /// What an entry of `directory` names. Names of subvolumes are not seen in a snapshot: these
-    /// are not in it, and may be gone.
+    /// are not in it, and may be gone. Nor is a fork seen before it is durable.
     fn named_by(&self, directory: InodeId, target: EntryTarget) -> Result<Option<InodeId>> {
         match target {
             EntryTarget::Inode(number, _) => Ok(Some(directory.sibling(number))),
-            EntryTarget::Subvolume(_) if self.is_in_snapshot(directory)? => Ok(None),
+            EntryTarget::Subvolume(_) if self.hides_subvolumes(directory)? => Ok(None),
+            EntryTarget::Subvolume(id) if self.store.trees.is_forming(id) => Ok(None),
             EntryTarget::Subvolume(id) => Ok(Some(InodeId::root_of(self.store.trees.slot_of(id)?))),
         }
     }
 
-    fn is_in_snapshot(&self, inode: InodeId) -> Result<bool> {
-        Ok(self.store.trees.subvolume(inode)?.snapshot.is_some())
+    fn hides_subvolumes(&self, directory: InodeId) -> Result<bool> {
+        Ok(self.store.trees.subvolume(directory)?.hides_subvolumes())
+    }
+
+    /// As [`Names::find_entry`], of what may be seen.
+    fn seen_entry(&self, directory: InodeId, name: &[u8]) -> Result<Option<FoundEntry>> {
+        match self.find_entry(directory, name) {
+            Err(Error::Exists) => Ok(None),
+            found => Ok(found?.0),
+        }
     }
 
     /// The entry with this name, or `NotFound`.
     pub(crate) fn expect_entry(&self, directory: InodeId, name: &[u8]) -> Result<FoundEntry> {
-        self.find_entry(directory, name)?.0.ok_or(Error::NotFound)
+        self.seen_entry(directory, name)?.ok_or(Error::NotFound)
     }
 
     /// A glance at an entry without keeping the directory locked: it may have changed when the
@@ -166,7 +181,7 @@ impl Names {
         let inode = self.files.inodes.get(directory);
         let state = self.files.read_inode(&inode)?;
         state.expect_directory()?;
-        Ok(self.find_entry(directory, name)?.0)
+        self.seen_entry(directory, name)
     }
 
     /// Finds `name` in `directory` and takes a reference on what it names.
@@ -233,8 +248,11 @@ impl Names {
         if state.file_type() != FileType::Directory {
             return Err(Error::NotDirectory);
         }
-        let (mut damage, hides) = (None, self.is_in_snapshot(directory)?);
-        let is_hidden = |target: EntryTarget| hides && matches!(target, EntryTarget::Subvolume(_));
+        let (mut damage, hides) = (None, self.hides_subvolumes(directory)?);
+        let is_hidden = |target: EntryTarget| match target {
+            EntryTarget::Subvolume(id) => hides || self.store.trees.is_forming(id),
+            EntryTarget::Inode(..) => false,
+        };
         let scanned =
             self.store.trees.of(directory).scan(listing_keys(directory, cookie), |key, value| {
                 match listed(&key, value) {
@@ -325,10 +343,7 @@ impl Names {
         name: &[u8],
         file_type: FileType,
     ) {
-        let item = &mut directory.item;
-        item.entries += 1;
-        item.size += name.len() as u64;
-        item.links += u32::from(file_type == FileType::Directory);
+        directory.add_entry(name, file_type);
         self.files.touch(directory);
     }
 
@@ -339,10 +354,7 @@ impl Names {
         name: &[u8],
         file_type: FileType,
     ) {
-        let item = &mut directory.item;
-        item.entries = item.entries.saturating_sub(1);
-        item.size = item.size.saturating_sub(name.len() as u64);
-        item.links = item.links.saturating_sub(u32::from(file_type == FileType::Directory));
+        directory.remove_entry(name, file_type);
         self.files.touch(directory);
     }
 }

@@ -13,7 +13,7 @@ use cairn_format::{EntryTarget, FileType, INODE_ROOT, InodeItem, ItemKind};
 use std::collections::{HashMap, HashSet};
 
 /// Items of its parent's tree that a subvolume's creation or removal changes: entry and directory.
-const NAME_ITEMS: u64 = 2;
+pub(super) const NAME_ITEMS: u64 = 2;
 
 impl Names {
     /// Makes a subvolume with a name; takes a reference on its root directory.

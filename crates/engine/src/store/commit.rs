@@ -2,8 +2,8 @@
 //!
 //! 1. *CommitStart*: new joins wait; the joined operations leave. *A crash: the superblock before
 //!    counts, and the log goes on from its tail.*
-//! 2. *CommitDoing*, the cut: what died and is a snapshot's enters the dead lists; snapshots that
-//!    are wanted are made; the new roots enter the root tree; the dirty nodes, the changed
+//! 2. *CommitDoing*, the cut: what died and is a snapshot's enters the dead lists; snapshots and
+//!    forks that are wanted are made; the new roots enter the root tree; the dirty nodes, the changed
 //!    bitmaps, the next inode number and the log's head are taken; the log's context is closed.
 //!    *Unblocked*: joins go on, into the next transaction. *A crash: as before.*
 //! 3. Nodes and bitmaps are written, and the data that the log still holds. *A crash: the trees of
@@ -163,6 +163,7 @@ impl Store {
     fn cut(&self, generation: Generation) -> Result<Frozen> {
         self.write_dead_runs(generation)?;
         self.make_requested_snapshots(generation)?;
+        self.make_requested_forks(generation)?;
         self.record_roots(generation)?;
         let dirty = self.cache.take_dirty(generation);
         let snapshot = self.space.snapshot(generation);
@@ -206,6 +207,9 @@ impl Store {
         }
         if settings.has_snapshots {
             features.incompatible |= Features::SNAPSHOTS;
+        }
+        if settings.has_forks {
+            features.incompatible |= Features::FORKS;
         }
         Superblock {
             generation: frozen.generation,

@@ -1,9 +1,10 @@
-//! What the next cut has to do about snapshots, and the space for it.
+//! What the next cut has to do about snapshots and forks, and the space for it.
+use super::forks::{Source, WantedFork};
 use crate::Result;
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
-use cairn_format::{Generation, SnapshotItem};
+use cairn_format::{Generation, SnapshotItem, TreeId};
 use cairn_space::Reservation;
 use std::sync::{Arc, OnceLock};
 
@@ -18,6 +19,7 @@ pub(super) struct Wanted {
 /// What the next cut has to do about snapshots, and with which space.
 pub(crate) struct CutWork {
     pub(super) wanted: Mutex<Vec<Wanted>>,
+    pub(super) forks: Mutex<Vec<WantedFork>>,
     /// For the dead runs that the cut writes; operations bring it.
     pub(super) room: Mutex<Option<Reservation>>,
     /// The last transaction in which a snapshot was deleted.
@@ -28,6 +30,7 @@ impl CutWork {
     pub(super) fn new() -> Self {
         Self {
             wanted: Mutex::new(Rank::LEAF, Vec::new()),
+            forks: Mutex::new(Rank::LEAF, Vec::new()),
             room: Mutex::new(Rank::LEAF, None),
             deleted_in: AtomicU64::new(0),
         }
@@ -44,7 +47,17 @@ impl CutWork {
     }
 
     pub(super) fn is_any_wanted(&self) -> bool {
-        !self.wanted.lock().is_empty()
+        !self.wanted.lock().is_empty() || !self.forks.lock().is_empty()
+    }
+
+    /// Whether a fork of `source` is wanted.
+    pub(super) fn wants_fork_of(&self, source: Source) -> bool {
+        self.forks.lock().iter().any(|fork| fork.source == source)
+    }
+
+    /// Whether a fork is wanted whose name stands in `id`.
+    pub(super) fn wants_name_in(&self, id: TreeId) -> bool {
+        self.forks.lock().iter().any(|fork| fork.is_named_in(id))
     }
 
     /// Whether a snapshot of the subvolume in this slot is wanted, or one with this name.

@@ -1,11 +1,12 @@
 //! How many inodes there are, for `statfs`.
 //!
-//! Invariant: the number of inode items in the tree of files, those of inodes without a name among
-//! them. It changes with the tree, in a joined operation, so at a cut it is that of the trees that
+//! Invariant: the number of inode items in the trees of files, those of inodes without a name among
+//! them. Those of forks don't count: nobody knows how many a fork has inherited. It changes with the tree, in a joined operation, so at a cut it is that of the trees that
 //! are committed; replay begins with the superblock's and counts on. A volume whose superblock has
 //! no number (0) never gets one.
 use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
-use cairn_format::{INODE_NUMBER_END, ItemKind, Key};
+use cairn_btree::Tree;
+use cairn_format::{Generation, INODE_NUMBER_END, ItemKind, Key};
 
 /// The number, if it is known.
 pub(crate) struct InodeCount(AtomicU64);
@@ -18,13 +19,19 @@ impl InodeCount {
     }
 
     /// The tree took `key`, which it did not have.
-    pub(crate) fn note_new(&self, key: &Key) {
-        self.change(key, |count| count.checked_add(1));
+    pub(crate) fn note_new(&self, tree: &Tree, key: &Key) {
+        self.change_in(tree, key, |count| count.checked_add(1));
     }
 
     /// The tree lost `key`.
-    pub(crate) fn note_gone(&self, key: &Key) {
-        self.change(key, |count| count.checked_sub(1));
+    pub(crate) fn note_gone(&self, tree: &Tree, key: &Key) {
+        self.change_in(tree, key, |count| count.checked_sub(1));
+    }
+
+    fn change_in(&self, tree: &Tree, key: &Key, change: impl Fn(u64) -> Option<u64>) {
+        if tree.boundary().origin() == Generation(0) {
+            self.change(key, change);
+        }
     }
 
     fn change(&self, key: &Key, change: impl Fn(u64) -> Option<u64>) {
@@ -51,7 +58,7 @@ mod tests {
             [(0, 0), (1, 2), (INODE_NUMBER_END - 1, INODE_NUMBER_END), (INODE_NUMBER_END, 0)]
         {
             let count = InodeCount::new(recorded);
-            count.note_new(&key);
+            count.change(&key, |count| count.checked_add(1));
             assert_eq!(count.get(), counted, "{recorded}");
         }
     }

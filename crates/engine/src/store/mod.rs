@@ -22,6 +22,7 @@ mod damage;
 mod discard;
 mod discards;
 pub(crate) mod failures;
+pub(crate) mod forks;
 pub(crate) mod inode_count;
 pub(crate) mod operation;
 pub(crate) mod recovery;

@@ -37,7 +37,7 @@ pub(crate) enum Effort {
     /// Gives more back than it takes: waits for commits, may use the global reserve but for the
     /// commit's part.
     Removal,
-    /// As `Removal`, also where snapshots are: what it removes comes back.
+    /// As `Removal`, also where snapshots or an origin are: what it removes comes back.
     Cleanup,
     /// Runs on a thread of space reclaim, on which others wait: as `Removal`, but waits for
     /// nothing.
@@ -98,7 +98,7 @@ impl Store {
         };
         loop {
             let nodes = nodes_now();
-            let keeps = subvolume.tree().boundary().newest().0 > 0;
+            let keeps = subvolume.tree().boundary().shared_until().0 > 0;
             let reservation = self.reserve_where(Request { data_blocks, nodes }, effort, keeps)?;
             let handle = self.transactions.join()?;
             if nodes_now() <= nodes {
@@ -158,7 +158,7 @@ impl Store {
         self.reserve_where(request, effort, false)
     }
 
-    /// As [`Store::reserve`]; `keeps`: snapshots have what is removed.
+    /// As [`Store::reserve`]; `keeps`: others have what is removed.
     fn reserve_where(&self, request: Request, effort: Effort, keeps: bool) -> Result<Reservation> {
         let removal = if keeps { Urgency::RemovalKept } else { Urgency::Removal };
         if matches!(effort, Effort::Ordinary | Effort::Name) {
@@ -251,7 +251,7 @@ impl<'v> Operation<'v> {
         let was_the_same = tree.insert_with(&change, key, value, |old| old == value)?;
         match was_the_same {
             None => {
-                self.store.inode_count.note_new(&key);
+                self.store.inode_count.note_new(tree, &key);
                 self.batch.put_new(tree.id(), key, value, flags);
             }
             Some(false) => self.batch.put(tree.id(), key, value, flags),
@@ -315,7 +315,7 @@ impl<'v> Operation<'v> {
         self.changed = true;
         let (change, tree) = (self.change(), self.tree());
         if tree.remove_with(&change, &key, |_| ())?.is_some() {
-            self.store.inode_count.note_gone(&key);
+            self.store.inode_count.note_gone(tree, &key);
             self.batch.delete(tree.id(), key);
         }
         Ok(())

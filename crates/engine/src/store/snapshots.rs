@@ -23,11 +23,12 @@
 use super::Store;
 use super::cut_work::Wanted;
 use super::operation::{Effort, Operation};
-use super::trees::Subvolume;
+use super::forks::{Source, now_ns};
+use super::trees::{Records, Subvolume};
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, Tree};
-use cairn_environment::{clock, random};
-use cairn_format::{CleanupItem, DeadRun, Generation, ItemKind, Key, SnapshotItem, TreeId};
+use cairn_environment::random;
+use cairn_format::{CleanupItem, DeadRun, Generation, ItemKind, Key, Origin, SnapshotItem, TreeId};
 use cairn_space::{DeadCount, Request, Reservation, Urgency};
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
@@ -169,7 +170,10 @@ impl Store {
             let made = if nodes <= wanted.reservation.nodes() {
                 let change = Change { generation, reservation: &wanted.reservation };
                 let records = self.trees.lock_records();
-                records.put_snapshot(&change, &self.superblock, wanted.subvolume, wanted.item)?;
+                let id = self.trees.subvolume(InodeId::root_of(wanted.subvolume))?.id;
+                let names_none = !self.cut_work.wants_name_in(id) && !records.any_named_in(id)?;
+                let item = SnapshotItem { names_none, ..wanted.item };
+                records.put_snapshot(&change, &self.superblock, wanted.subvolume, item)?;
                 Ok(generation)
             } else {
                 // The tree grew by two levels since the reservation.
@@ -206,10 +210,9 @@ impl Store {
             if self.cut_work.wants(subvolume.slot, Some(name)) {
                 return Err(Error::Exists);
             }
-            let (seconds, nanoseconds) = clock::now_wall();
             let item = SnapshotItem {
                 root: Default::default(),
-                created_ns: seconds.unsigned_abs() * 1_000_000_000 + u64::from(nanoseconds),
+                created_ns: now_ns(),
                 is_held: false,
                 is_hidden: false,
                 names_none: false,
@@ -276,12 +279,12 @@ impl Store {
     }
 
     /// Begins an operation on the snapshots of the subvolume `id`, which is opened.
-    fn begin_on_snapshots(&self, id: TreeId) -> Result<Operation<'_>> {
+    pub(super) fn begin_on_snapshots(&self, id: TreeId) -> Result<Operation<'_>> {
         let slot = self.trees.slot_of(id)?;
         self.open_subvolume(slot, |_| Ok(()))?;
         let nodes = || {
             let dead_runs = self.trees.dead_runs().map_or(0, |tree| tree.worst_case_joined(1));
-            dead_runs + Tree::worst_case_nodes(2, self.trees.records_height())
+            dead_runs + Tree::worst_case_nodes(3, self.trees.records_height())
         };
         self.begin_with(InodeId::root_of(slot), 0, 0, Effort::Cleanup, nodes)
     }
@@ -436,9 +439,16 @@ impl Store {
         Ok(self.trees.first_cleanup(self.trees.subvolume(root)?.id)?.is_some())
     }
 
+    /// Whether there are forks of this snapshot, wanted ones too.
+    pub(super) fn has_forks(&self, snapshot: Origin) -> Result<bool> {
+        let is_wanted = self.cut_work.wants_fork_of(Source::Snapshot(snapshot));
+        Ok(is_wanted || self.trees.any_fork_of(snapshot)?)
+    }
+
     /// Whether the subvolume has snapshots, wanted ones too, or runs that are to be freed.
     pub(super) fn keeps_dead_runs(&self, subvolume: &Subvolume) -> Result<bool> {
         Ok(self.cut_work.wants(subvolume.slot, None)
+            || self.cut_work.wants_fork_of(Source::Head(subvolume.slot, subvolume.id))
             || self.trees.dead_lists(subvolume.id).next().transpose()?.is_some())
     }
 }
@@ -453,6 +463,35 @@ impl Operation<'_> {
         if item.is_held {
             return Err(Error::Busy);
         }
+        if store.has_forks(Origin { subvolume: id, generation })? {
+            // They need it; it goes with the last of them.
+            let key = Key::of_subvolume(id, ItemKind::Snapshot, generation);
+            let number = item.number;
+            self.note_unlogged_change();
+            let item = SnapshotItem { is_hidden: true, name: Vec::new(), ..item };
+            records.tree()?.insert(&self.change(), key, &item.encode())?;
+            return self.roots_without(id, generation, number);
+        }
+        self.drop_snapshot(&records, generation)?;
+        self.roots_without(id, generation, item.number)
+    }
+
+    /// The snapshot has no name any more. Returns the root directories of the subvolume and of the
+    /// snapshot.
+    fn roots_without(&self, id: TreeId, made: Generation, number: u32) -> Result<[InodeId; 2]> {
+        let trees = &self.store().trees;
+        let root = InodeId::root_of(trees.know_snapshot(id, made, number));
+        trees.subvolume(root)?.end();
+        Ok([InodeId::root_of(trees.slot_of(id)?), root])
+    }
+
+    /// Removes a snapshot of the operation's subvolume; its cleanup is noted.
+    pub(super) fn drop_snapshot(
+        &mut self,
+        records: &Records<'_>,
+        generation: Generation,
+    ) -> Result<()> {
+        let (store, id) = (self.store(), self.tree().id());
         let (mut before, mut after) = (Generation(0), None);
         for snapshot in store.trees.all_snapshot_items(id) {
             let (other, _) = snapshot?;
@@ -474,10 +513,7 @@ impl Operation<'_> {
         if after.is_none() {
             self.tree().boundary().set_newest(before);
         }
-        let slot = store.trees.know_snapshot(id, generation, item.number);
-        let root = InodeId::root_of(slot);
-        store.trees.subvolume(root)?.end();
-        Ok([InodeId::root_of(store.trees.slot_of(id)?), root])
+        Ok(())
     }
 
     /// Frees those runs of an item that are due; the others stay.

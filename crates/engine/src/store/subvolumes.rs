@@ -11,14 +11,16 @@
 //!    again.
 //! 3. Its tree, its item and its root item go.
 //!
+//! Of a fork, steps 2 and 3 are those of `forks.rs`.
+//!
 //! The commit after step 1 waits for operations that joined before, so from step 2 on nobody else
 //! changes the tree.
 use super::Store;
+use super::forks::now_ns;
 use super::operation::{BATCH_ITEMS, Effort, Operation};
 use super::trees::{Place, Records, Subvolume};
 use crate::{Error, InodeId, Result};
 use cairn_btree::Tree;
-use cairn_environment::clock;
 use cairn_environment::random;
 use cairn_format::{
     Extent, FormatError, InodeItem, ItemKind, Key, Structure, SubvolumeItem, TreeId,
@@ -41,6 +43,8 @@ pub struct SubvolumeInfo {
     pub is_default: bool,
     /// Its directory has no name any more, and its content is being removed.
     pub is_dying: bool,
+    /// It is a fork of this subvolume's snapshot that this transaction made.
+    pub origin: Option<(u64, u64)>,
 }
 
 impl Store {
@@ -87,7 +91,8 @@ impl Store {
     }
 
     /// Steps 2 and 3 for the subvolume with the root directory `root`, unless `interrupted` says
-    /// that the volume is being closed: then the next mount goes on.
+    /// that the volume is being closed: then the next mount goes on. Of a fork, returns the root
+    /// directory of its origin, whose snapshot may have gone with it.
     ///
     /// # Errors
     /// [`Error::NoSpace`]: it is to be tried again after a commit.
@@ -95,8 +100,11 @@ impl Store {
         &self,
         root: InodeId,
         interrupted: impl Fn() -> bool,
-    ) -> Result<()> {
+    ) -> Result<Option<InodeId>> {
         let subvolume = self.trees.subvolume(root)?;
+        if let Some(origin) = self.trees.item(subvolume.id)?.origin {
+            return self.remove_fork(subvolume, origin, interrupted).map(Some);
+        }
         let mut batch = BATCH_ITEMS;
         loop {
             let begun = self.begin_with(root, batch as u64, 0, Effort::Removal, || 0);
@@ -111,10 +119,11 @@ impl Store {
                 break;
             }
             if interrupted() {
-                return Ok(());
+                return Ok(None);
             }
         }
-        self.begin_for_subvolume(root, 0, Effort::Removal)?.end_subvolume(subvolume)
+        self.begin_for_subvolume(root, 0, Effort::Removal)?.end_subvolume(subvolume)?;
+        Ok(None)
     }
 
     /// As [`Store::begin_for_subvolume`]; the operation may also change up to `items` inodes and
@@ -142,6 +151,7 @@ impl Store {
         self.trees
             .all_records(&self.superblock)?
             .into_iter()
+            .filter(|(id, _)| !self.trees.is_forming(*id))
             .map(|(id, item)| {
                 Ok(SubvolumeInfo {
                     id: id.0,
@@ -151,6 +161,7 @@ impl Store {
                     created_ns: item.created_ns,
                     is_default: id == default,
                     is_dying: item.is_dying,
+                    origin: item.origin.map(|origin| (origin.subvolume.0, origin.generation.0)),
                 })
             })
             .collect()
@@ -170,13 +181,12 @@ impl Operation<'_> {
         store.trees.subvolume(directory)?.check_alive()?;
         let number = records.take_number()?;
         let id = records.take_id()?;
-        let (seconds, nanoseconds) = clock::now_wall();
         let place = Place { subvolume: self.tree().id(), directory: directory.number() };
         let item = SubvolumeItem {
             parent: place.subvolume,
             directory: place.directory,
             generation: self.generation(),
-            created_ns: seconds.unsigned_abs() * 1_000_000_000 + u64::from(nanoseconds),
+            created_ns: now_ns(),
             is_dying: false,
             uuid: random::bytes16(),
             number,
@@ -191,7 +201,7 @@ impl Operation<'_> {
         let inode = InodeId::root_of(number);
         let key = inode.key(ItemKind::Inode, 0);
         tree.insert(&change, key, &root.encode())?;
-        store.inode_count.note_new(&key);
+        store.inode_count.note_new(&tree, &key);
         records.add_open(id, number, tree, place);
         Ok((id, inode))
     }
@@ -232,7 +242,7 @@ impl Operation<'_> {
         if store.keeps_dead_runs(subvolume)? {
             return Err(Error::Busy);
         }
-        if records.any_named_in(subvolume.id)? {
+        if store.cut_work.wants_name_in(subvolume.id) || records.any_named_in(subvolume.id)? {
             return Err(Error::NotEmpty);
         }
         self.note_unlogged_change();

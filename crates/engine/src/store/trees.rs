@@ -26,8 +26,8 @@ use cairn_format::{
     BlockRange, FormatError, Generation, Geometry, INODE_FIRST, InodeNumber, Key, NodePointer,
     RootItem, Structure, Superblock, TREE_DEAD, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
 };
-use cairn_space::Space;
-use rustc_hash::FxHashMap;
+use cairn_space::{Boundary, Space};
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use records::{Records, Settings};
@@ -66,6 +66,8 @@ pub(crate) struct Subvolume {
     files: OnceLock<Opened>,
     /// It has lost its name: no operation may join for it.
     has_ended: AtomicBool,
+    /// It is a fork with names of subvolumes of its origin.
+    names_others: AtomicBool,
 }
 
 struct Opened {
@@ -83,7 +85,14 @@ pub(crate) struct Place {
 
 impl Subvolume {
     fn new(id: TreeId, slot: u32, snapshot: Option<Generation>) -> Self {
-        Self { id, slot, snapshot, files: OnceLock::new(), has_ended: AtomicBool::new(false) }
+        Self {
+            id,
+            slot,
+            snapshot,
+            files: OnceLock::new(),
+            has_ended: AtomicBool::new(false),
+            names_others: AtomicBool::new(false),
+        }
     }
 
     /// Fails for a snapshot: nothing in it changes.
@@ -99,6 +108,20 @@ impl Subvolume {
     /// It has lost its name.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
+    }
+
+    /// Whether names of subvolumes in it are of no account: they stand where it came from, too.
+    pub(crate) fn hides_subvolumes(&self) -> bool {
+        self.snapshot.is_some() || self.names_others()
+    }
+
+    /// Whether it is a fork from which names of other subvolumes are still to be removed.
+    pub(crate) fn names_others(&self) -> bool {
+        self.names_others.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_names_others(&self, names_others: bool) {
+        self.names_others.store(names_others, Ordering::Release);
     }
 
     pub(super) fn set_place(&self, place: Place) {
@@ -140,6 +163,10 @@ pub(crate) struct Trees {
     /// is made.
     numbers: Mutex<Option<Numbers>>,
     opening: Mutex<()>,
+    /// Forks whose names stand in a directory, and that no durable superblock has yet.
+    forming: Mutex<FxHashSet<u64>>,
+    /// There has been a fork.
+    has_forks: AtomicBool,
     /// Trees that ended since the last cut. Changed by those who have joined.
     ended: Mutex<Vec<TreeId>>,
     next_tree: AtomicU64,
@@ -177,6 +204,8 @@ impl Trees {
             opened: Mutex::new(Rank::LEAF, Vec::new()),
             numbers: Mutex::new(Rank::LEAF, None),
             opening: Mutex::new(Rank::SUBVOLUMES, ()),
+            forming: Mutex::new(Rank::LEAF, FxHashSet::default()),
+            has_forks: AtomicBool::new(superblock.features.has_forks()),
             ended: Mutex::new(Rank::LEAF, Vec::new()),
             next_tree: AtomicU64::new(superblock.next_tree.0),
             next_list: AtomicU64::new(superblock.next_list),
@@ -271,7 +300,7 @@ impl Trees {
             }
             for snapshot in self.snapshot_items(id) {
                 let (generation, snapshot) = snapshot?;
-                if snapshot.number == number {
+                if snapshot.number == number && !snapshot.is_hidden {
                     let slot = self.know_snapshot(id, generation, number);
                     return Ok(self.in_slot(slot));
                 }
@@ -335,7 +364,9 @@ impl Trees {
         {
             let item = self.snapshot_item(subvolume.id, generation)?;
             let (cache, id) = (self.snapshot_cache.clone(), subvolume.id);
-            let tree = Tree::open(cache, self.space.clone(), id, item.root);
+            let boundary = Boundary::default().of_fork(self.recorded_origin(id)?);
+            let space = self.space.clone();
+            let tree = Tree::open_shared(cache, space, id, item.root, Arc::new(boundary));
             let tree = RecordedTree::new(tree, Some(item.root));
             let place = Mutex::new(Rank::LEAF, self.recorded_place(id)?);
             subvolume.files.get_or_init(|| Opened { tree, place });
@@ -347,6 +378,7 @@ impl Trees {
             let (cache, space) = (self.cache.clone(), self.space.clone());
             let tree = Tree::open_shared(cache, space, subvolume.id, root, boundary);
             at_first(&tree)?;
+            subvolume.set_names_others(self.recorded_names_others(subvolume.id)?);
             let tree = RecordedTree::new(tree, Some(root));
             let place = Mutex::new(Rank::LEAF, place);
             subvolume.files.get_or_init(|| Opened { tree, place });
@@ -406,10 +438,21 @@ impl Trees {
         Settings {
             has_subvolumes: self.records.get().is_some(),
             has_snapshots: self.dead.get().is_some(),
+            has_forks: self.has_forks.load(Ordering::Acquire),
             next_list: self.next_list.load(Ordering::Acquire),
             next_tree: TreeId(self.next_tree.load(Ordering::Acquire)),
             default_subvolume: self.default_subvolume(),
         }
+    }
+
+    /// Whether the fork `id` is not to be seen yet.
+    pub(crate) fn is_forming(&self, id: TreeId) -> bool {
+        self.has_forks.load(Ordering::Acquire) && self.forming.lock().contains(&id.0)
+    }
+
+    /// The fork `id` may be seen from now on.
+    pub(super) fn note_formed(&self, id: TreeId) {
+        self.forming.lock().remove(&id.0);
     }
 
     /// The subvolume that a mount shows if it is not told which.

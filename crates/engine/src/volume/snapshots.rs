@@ -3,6 +3,7 @@ use super::Volume;
 #[cfg(doc)]
 use crate::Error;
 use crate::names::entries::check_name;
+use crate::types::Attributes;
 use crate::{InodeId, Result, SnapshotInfo, SnapshotUsage};
 
 /// Snapshots: subvolumes as they were, to read.
@@ -17,6 +18,50 @@ impl Volume {
     pub fn create_snapshot(&self, root: InodeId, name: &[u8]) -> Result<SnapshotInfo> {
         check_name(name)?;
         self.files().create_snapshot(root, name)
+    }
+
+    /// Makes a fork of the subvolume or snapshot with the root directory `source`: a writable
+    /// subvolume with this name, which begins as that one and shares its blocks until one of them
+    /// changes. Durable when this returns. It has every change that was complete before this was
+    /// called. Takes a reference on its root directory.
+    ///
+    /// A fork's files have the numbers of those that they come from. Subvolumes that are named in
+    /// the source aren't in the fork. A snapshot that is deleted keeps its space as long as there
+    /// are forks of it.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NameLength`], [`Error::InvalidArgument`] for a source that is no
+    /// root directory of a subvolume; [`Error::NoSpace`]; the failure that stopped the volume.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # let device = Arc::new(cairn_blockdev::MemoryDevice::new(32 << 20));
+    /// # cairn_engine::mkfs::mkfs(&*device, &Default::default())?;
+    /// # let volume = cairn_engine::Volume::open(device, Default::default())?;
+    /// # let new = cairn_engine::NewInode {
+    /// #     file_type: cairn_engine::FileType::Directory,
+    /// #     mode: 0o755,
+    /// #     uid: 0,
+    /// #     gid: 0,
+    /// #     device: 0,
+    /// #     target: None,
+    /// # };
+    /// let base = volume.create_subvolume(volume.root(), b"base", &new)?.inode;
+    /// let file = cairn_engine::NewInode { file_type: cairn_engine::FileType::Regular, ..new };
+    /// let notes = volume.create(base, b"notes", &file)?.inode;
+    /// volume.write(notes, 0, b"first")?;
+    ///
+    /// let fork = volume.fork(base, volume.root(), b"trial")?.inode;
+    /// let copy = volume.lookup(fork, b"notes")?.inode;
+    /// volume.write(copy, 0, b"other")?;
+    /// let mut text = Vec::new();
+    /// volume.read(notes, 0, 5, &mut text)?;
+    /// assert_eq!(text, b"first");
+    /// volume.remove_subvolume(volume.root(), b"trial")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn fork(&self, source: InodeId, parent: InodeId, name: &[u8]) -> Result<Attributes> {
+        self.names().fork(source, parent, name)
     }
 
     /// The snapshots of a subvolume, by age, the oldest first.

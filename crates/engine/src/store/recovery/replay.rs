@@ -7,14 +7,15 @@ use crate::store::inode_count::InodeCount;
 use crate::store::trees::{Trees, check_next_inode};
 use crate::{Error, Result};
 use cairn_blockdev::BlockDevice;
-use cairn_btree::Change;
+use cairn_btree::{Change, Tree};
 use cairn_environment::atomic::Ordering;
 use cairn_format::{
     BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, DeadRun,
-    EntryFlags, Extent, FormatError, Generation, ItemKind, Structure, Superblock,
+    EntryFlags, Extent, FormatError, Generation, ItemKind, Structure, Superblock, TreeId,
 };
 use cairn_log::{LogStart, ReplayPhase};
 use cairn_space::{Request, Space, Urgency};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Counters of a mount must not reach what the next one takes for damage.
@@ -129,15 +130,16 @@ impl Replayer<'_> {
         Ok(())
     }
 
-    /// Applies the checkpoint at `block`. A block leaves its file only if no item of the same
-    /// checkpoint holds it: extents are cut and joined, and then old and new item share blocks.
+    /// Applies the checkpoint at `block`. A block leaves its file only if no item that the same
+    /// checkpoint puts into that tree holds it: extents are cut and joined, and then old and new
+    /// item share blocks. Two trees may share blocks at any time.
     fn apply(
         &self,
         checkpoint: &Checkpoint,
         block: BlockNumber,
         generation: Generation,
     ) -> Result<()> {
-        let (mut removed, mut added) = (Vec::new(), Vec::new());
+        let mut changed: BTreeMap<TreeId, Changed<'_>> = BTreeMap::new();
         for entry in checkpoint.entries() {
             let files = self.trees.of_logged(entry.tree).map_err(|problem| {
                 let error = FormatError::new(Structure::Checkpoint, block, problem.to_string());
@@ -153,24 +155,42 @@ impl Replayer<'_> {
                 files.insert(&change, entry.key, entry.value)?
             };
             match (&old, entry.flags.contains(EntryFlags::DELETE)) {
-                (Some(_), true) => self.inode_count.note_gone(&entry.key),
-                (None, false) => self.inode_count.note_new(&entry.key),
+                (Some(_), true) => self.inode_count.note_gone(files, &entry.key),
+                (None, false) => self.inode_count.note_new(files, &entry.key),
                 _ => {}
             }
-            if entry.key.kind == ItemKind::Extent as u8
-                && let Some(old) = old
-            {
-                let extent = Extent::decode(&old);
-                let extent = extent.map_err(|error| of_item(files, &entry.key, error))?;
-                removed.push((extent.range(), (extent.generation, files.boundary())));
+            if entry.key.kind == ItemKind::Extent as u8 {
+                let changed = changed.entry(entry.tree).or_insert_with(|| Changed::new(files));
+                if let Some(old) = old {
+                    let extent = Extent::decode(&old);
+                    let extent = extent.map_err(|error| of_item(files, &entry.key, error))?;
+                    changed.removed.push((extent.range(), extent.generation));
+                }
+                changed.added.extend(extent_of(&entry, block)?);
             }
-            added.extend(extent_of(&entry, block)?);
             self.counters.replayed_items.fetch_add(1, Ordering::Relaxed);
         }
-        for (range, (birth, boundary)) in subtract(removed, added) {
-            self.space.give_up(DeadRun { range, birth, is_node: false }, boundary, generation)?;
+        for Changed { files, removed, added } in changed.into_values() {
+            for (range, birth) in subtract(removed, added) {
+                let run = DeadRun { range, birth, is_node: false };
+                self.space.give_up(run, files.boundary(), generation)?;
+            }
         }
         Ok(())
+    }
+}
+
+/// What a checkpoint does to the extents of a tree.
+struct Changed<'a> {
+    files: &'a Tree,
+    /// With their births.
+    removed: Vec<(BlockRange, Generation)>,
+    added: Vec<BlockRange>,
+}
+
+impl<'a> Changed<'a> {
+    fn new(files: &'a Tree) -> Self {
+        Self { files, removed: Vec::new(), added: Vec::new() }
     }
 }
 

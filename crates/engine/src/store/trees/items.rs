@@ -4,8 +4,8 @@ use crate::{Error, Result};
 use cairn_btree::Tree;
 use cairn_environment::atomic::Ordering;
 use cairn_format::{
-    CleanupItem, DeadListItem, DeadRun, Generation, INODE_ROOT, ItemKind, Key, SnapshotItem,
-    SubvolumeItem, Superblock, TREE_FILES, TreeId,
+    CleanupItem, DeadListItem, DeadRun, Generation, INODE_ROOT, ItemKind, Key, Origin,
+    SnapshotItem, SubvolumeItem, Superblock, TREE_FILES, TreeId,
 };
 use cairn_space::Boundary;
 
@@ -87,6 +87,19 @@ impl Trees {
         first.map(decode).transpose()
     }
 
+    /// The newest snapshot of `id`.
+    pub(in crate::store) fn newest_snapshot(
+        &self,
+        id: TreeId,
+    ) -> Result<Option<(Generation, SnapshotItem)>> {
+        let Some(records) = self.records.get() else { return Ok(None) };
+        let newest = records.tree.last(Key::all_of_subvolume(id, ItemKind::Snapshot))?;
+        let decode = |(key, value): (Key, Vec<u8>)| {
+            Ok((Generation(key.offset), SnapshotItem::decode(&value)?))
+        };
+        newest.map(decode).transpose()
+    }
+
     /// Whether a snapshot of `id` was made by this transaction.
     pub(in crate::store) fn has_snapshot(&self, id: TreeId, made: Generation) -> Result<bool> {
         let Some(records) = self.records.get() else { return Ok(false) };
@@ -146,26 +159,30 @@ impl Trees {
         self.damaged("there is no tree of dead runs".into())
     }
 
-    /// The items of the snapshots of `id` that a durable superblock has, the oldest first.
+    /// The items of the snapshots of `id` with names that a durable superblock has, the oldest
+    /// first.
     pub(in crate::store) fn snapshot_items(
         &self,
         id: TreeId,
     ) -> impl Iterator<Item = Result<(Generation, SnapshotItem)>> {
         let durable = self.durable.load(Ordering::Acquire);
         self.all_snapshot_items(id).filter(move |item| {
-            item.as_ref().map_or(true, |(generation, _)| generation.0 <= durable)
+            let is_seen = |(generation, item): &(Generation, SnapshotItem)| {
+                generation.0 <= durable && !item.is_hidden
+            };
+            item.as_ref().map_or(true, is_seen)
         })
     }
 
     /// What the tree of subvolumes says of `id`.
-    pub(super) fn item(&self, id: TreeId) -> Result<SubvolumeItem> {
+    pub(in crate::store) fn item(&self, id: TreeId) -> Result<SubvolumeItem> {
         let records = self.records.get();
         let value = records.map(|records| records.tree.get(&Key::subvolume(id))).transpose()?;
         let missing = || self.damaged(format!("the subvolume {id} has no item"));
         Ok(SubvolumeItem::decode(&value.flatten().ok_or_else(missing)?)?)
     }
 
-    /// The item of a snapshot that exists, and that a durable superblock has.
+    /// The item of a snapshot with a name that a durable superblock has.
     pub(in crate::store) fn snapshot_item(
         &self,
         id: TreeId,
@@ -175,20 +192,44 @@ impl Trees {
         let value = records.tree.get(&Key::of_subvolume(id, ItemKind::Snapshot, generation))?;
         let is_durable = generation.0 <= self.durable.load(Ordering::Acquire);
         let value = value.filter(|_| is_durable).ok_or(Error::Stale)?;
-        Ok(SnapshotItem::decode(&value)?)
+        let item = SnapshotItem::decode(&value)?;
+        if item.is_hidden { Err(Error::Stale) } else { Ok(item) }
     }
 
     /// What the snapshots of a subvolume have of it, as its items say.
     pub(super) fn recorded_boundary(&self, id: TreeId) -> Result<Boundary> {
         let Some(records) = self.records.get() else { return Ok(Boundary::default()) };
+        let origin = self.recorded_origin(id)?;
         let newest = records.tree.last(Key::all_of_subvolume(id, ItemKind::Snapshot))?;
-        let Some((newest, _)) = newest else { return Ok(Boundary::default()) };
+        let Some((newest, _)) = newest else { return Ok(Boundary::default().of_fork(origin)) };
         let list = records.tree.last(Key::all_of_subvolume(id, ItemKind::DeadList))?;
         let (_, list) = list.filter(|(list, _)| list.offset >= newest.offset).ok_or_else(|| {
             self.damaged(format!("the newest snapshot of subvolume {id} has no dead list"))
         })?;
         let list = DeadListItem::decode(&list)?.list;
-        Ok(Boundary::new(Generation(newest.offset), list))
+        Ok(Boundary::new(Generation(newest.offset), list).of_fork(origin))
+    }
+
+    /// Transaction of the snapshot that a fork began as; 0 of another subvolume.
+    pub(super) fn recorded_origin(&self, id: TreeId) -> Result<Generation> {
+        if self.records.get().is_none() {
+            return Ok(Generation(0));
+        }
+        Ok(self.item(id)?.origin.map_or(Generation(0), |origin| origin.generation))
+    }
+
+    pub(super) fn recorded_names_others(&self, id: TreeId) -> Result<bool> {
+        Ok(self.records.get().is_some() && self.item(id)?.names_others)
+    }
+
+    /// Whether there is a fork of this snapshot.
+    pub(in crate::store) fn any_fork_of(&self, origin: Origin) -> Result<bool> {
+        for item in self.subvolume_items() {
+            if item?.1.origin == Some(origin) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     pub(super) fn recorded_place(&self, id: TreeId) -> Result<Place> {

@@ -15,6 +15,7 @@ use cairn_format::{
 pub(crate) struct Settings {
     pub(crate) has_subvolumes: bool,
     pub(crate) has_snapshots: bool,
+    pub(crate) has_forks: bool,
     pub(crate) next_list: u64,
     pub(crate) next_tree: TreeId,
     pub(crate) default_subvolume: TreeId,
@@ -99,7 +100,7 @@ impl<'a> Records<'a> {
             for item in self.trees.subvolume_items() {
                 let (id, item) = item?;
                 used.push(item.number);
-                for snapshot in self.trees.snapshot_items(id) {
+                for snapshot in self.trees.all_snapshot_items(id) {
                     used.push(snapshot?.1.number);
                 }
             }
@@ -193,6 +194,12 @@ impl<'a> Records<'a> {
         let (tree, place) = (RecordedTree::new(tree, None), Mutex::new(Rank::LEAF, place));
         subvolume.files.get_or_init(|| Opened { tree, place });
         self.trees.opened.lock().push(slot);
+    }
+
+    /// The cut will make the fork `id`, which is not to be seen until then.
+    pub(in crate::store) fn note_forming(&self, id: TreeId) {
+        self.trees.forming.lock().insert(id.0);
+        self.trees.has_forks.store(true, Ordering::Release);
     }
 
     /// The tree of a subvolume is gone.

@@ -1,0 +1,395 @@
+//! Forks: writable subvolumes that begin as a snapshot of another one.
+//!
+//! - **Creation** is requested by an operation that puts the fork's name into a directory, and is
+//!   done by the cut of the same transaction ([`Store::make_requested_forks`]): the fork's tree
+//!   begins with the root of a snapshot, its *origin*. Of a live subvolume that is its newest
+//!   snapshot if nothing has changed since, or else a *hidden* one, which the same cut makes: it has
+//!   no name, and goes with the last fork of it. Until the superblock is durable nobody sees the
+//!   fork. *A crash before that: neither name nor fork, since an operation whose items wait for a
+//!   superblock is not replayed without it. After it: both.*
+//! - **References** that a fork has inherited, those born up to its origin, are its origin's. The
+//!   fork writes nothing in place there, and nothing happens when it gives one up.
+//! - **Removal** gives back what the fork has made, some nodes at a time, and reads nothing else
+//!   ([`Tree::own_nodes`]). A *cursor* in its item moves in the same transaction. The end of the
+//!   last fork of a hidden snapshot deletes that, too. *A crash: the next mount goes on at the
+//!   cursor.*
+//! - **Names of subvolumes** in the origin stand in the fork, too, where they are of no account.
+//!   They are removed before the fork is shown. *A crash before that is done: they stay hidden, and
+//!   the next mount that comes to the fork removes them.*
+use super::Store;
+use super::operation::{Effort, Operation};
+use super::trees::{Place, Subvolume};
+use crate::{Error, InodeId, Result};
+use cairn_btree::{Change, OwnNodes, Tree};
+use cairn_environment::{clock, random};
+use cairn_format::{
+    DeadRun, DirectoryEntry, EntryTarget, Extent, Generation, InodeNumber, ItemKind, Key, Origin,
+    RootItem, SnapshotItem, SubvolumeItem, TreeId,
+};
+use cairn_space::{Request, Reservation, Urgency};
+use std::sync::{Arc, OnceLock};
+
+/// What a fork begins as.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// What the subvolume in this slot is at the cut.
+    Head(u32, TreeId),
+    /// A snapshot.
+    Snapshot(Origin),
+}
+
+/// A fork that the next cut makes.
+pub(super) struct WantedFork {
+    pub(super) source: Source,
+    id: TreeId,
+    /// Its item, but for the origin.
+    item: SubvolumeItem,
+    reservation: Reservation,
+    done: Arc<OnceLock<Result<Formed>>>,
+}
+
+impl WantedFork {
+    /// Whether its name stands in `id`.
+    pub(super) fn is_named_in(&self, id: TreeId) -> bool {
+        self.item.parent == id
+    }
+}
+
+/// A fork that a cut has made.
+#[derive(Clone)]
+pub(crate) struct Formed {
+    generation: Generation,
+    /// The directories with names of subvolumes that are none of the fork's; nothing if they have
+    /// to be looked for.
+    pub(crate) directories: Option<Vec<InodeNumber>>,
+}
+
+/// A fork that is wanted.
+pub(crate) struct Forming {
+    id: TreeId,
+    /// Its root directory.
+    pub(crate) root: InodeId,
+    done: Arc<OnceLock<Result<Formed>>>,
+}
+
+/// An entry of a fork that names a subvolume of its origin.
+pub(crate) struct ForeignEntry {
+    pub(crate) directory: InodeId,
+    pub(crate) key: Key,
+    pub(crate) name: Vec<u8>,
+}
+
+impl Store {
+    /// Nodes that making a fork takes, a snapshot and the fork's item, if the tree of subvolumes
+    /// grows by so many levels until the cut.
+    fn nodes_for_fork(&self, levels: u8) -> u64 {
+        2 + Tree::worst_case_nodes(5, self.trees.records_height() + levels)
+    }
+
+    /// Space for [`Operation::want_fork`].
+    pub(crate) fn reserve_for_fork(&self) -> Result<Reservation> {
+        let request = Request { data_blocks: 0, nodes: self.nodes_for_fork(3) };
+        self.reserve(request, Effort::Ordinary)
+    }
+
+    /// At the cut, when the snapshots are made: makes the forks that are wanted.
+    pub(super) fn make_requested_forks(&self, generation: Generation) -> Result<()> {
+        let wanted = std::mem::take(&mut *self.cut_work.forks.lock());
+        let named_in: Vec<TreeId> = wanted.iter().map(|fork| fork.item.parent).collect();
+        for fork in wanted {
+            let (origin, names_none) = self.origin_of(&fork, generation, &named_in)?;
+            let directories = match fork.source {
+                Source::Head(_, id) => Some(self.directories_with_names(id, &fork)?),
+                Source::Snapshot(_) if names_none => Some(Vec::new()),
+                Source::Snapshot(_) => None,
+            };
+            let key = Key::of_subvolume(origin.subvolume, ItemKind::Snapshot, origin.generation);
+            let records = self.trees.lock_records();
+            let value = records.tree()?.get(&key)?;
+            let missing = || self.trees.damaged(format!("the fork {} has no origin", fork.id));
+            let root = SnapshotItem::decode(&value.ok_or_else(missing)?)?.root;
+            let item =
+                SubvolumeItem { origin: Some(origin), names_others: !names_none, ..fork.item };
+            let change = Change { generation, reservation: &fork.reservation };
+            records.put(&change, &self.superblock, fork.id, &item)?;
+            let roots = &self.trees.roots;
+            let request = Request { data_blocks: 0, nodes: roots.worst_case(1) };
+            let reservation = self.space.reserve(request, Urgency::Commit)?;
+            let change = Change { generation, reservation: &reservation };
+            roots.insert(&change, Key::root(fork.id), &RootItem { root }.encode())?;
+            let _first = fork.done.set(Ok(Formed { generation, directories }));
+        }
+        Ok(())
+    }
+
+    /// The snapshot that a fork is made of, which may have to be made, and whether nothing in it
+    /// names a subvolume.
+    fn origin_of(
+        &self,
+        fork: &WantedFork,
+        generation: Generation,
+        named_in: &[TreeId],
+    ) -> Result<(Origin, bool)> {
+        let (slot, id) = match fork.source {
+            Source::Head(slot, id) => (slot, id),
+            Source::Snapshot(origin) => {
+                let records = self.trees.lock_records();
+                let key =
+                    Key::of_subvolume(origin.subvolume, ItemKind::Snapshot, origin.generation);
+                let value = records.tree()?.get(&key)?.unwrap_or_default();
+                return Ok((origin, SnapshotItem::decode(&value)?.names_none));
+            }
+        };
+        let head = self.trees.of(InodeId::root_of(slot));
+        let records = self.trees.lock_records();
+        if let Some((made, item)) = self.trees.newest_snapshot(id)?
+            && item.root == head.root()
+        {
+            return Ok((Origin { subvolume: id, generation: made }, item.names_none));
+        }
+        let names_none = !named_in.contains(&id) && !records.any_named_in(id)?;
+        let item = SnapshotItem {
+            root: Default::default(),
+            created_ns: now_ns(),
+            is_held: false,
+            is_hidden: true,
+            names_none,
+            number: records.take_number()?,
+            uuid: random::bytes16(),
+            name: Vec::new(),
+        };
+        let change = Change { generation, reservation: &fork.reservation };
+        records.put_snapshot(&change, &self.superblock, slot, item)?;
+        Ok((Origin { subvolume: id, generation }, names_none))
+    }
+
+    /// The directories of `id` in which names of subvolumes stand, and that of the fork.
+    fn directories_with_names(&self, id: TreeId, fork: &WantedFork) -> Result<Vec<InodeNumber>> {
+        let mut directories = Vec::new();
+        if fork.item.parent == id {
+            directories.push(fork.item.directory);
+        }
+        for place in self.trees.places()? {
+            if place.subvolume == id {
+                directories.push(place.directory);
+            }
+        }
+        directories.sort_unstable();
+        directories.dedup();
+        Ok(directories)
+    }
+
+    /// Returns when a fork is durable. Nobody sees it yet.
+    pub(crate) fn wait_for_fork(&self, forming: &Forming) -> Result<Formed> {
+        let formed = loop {
+            self.commit()?;
+            if let Some(formed) = forming.done.get() {
+                break formed.clone()?;
+            }
+        };
+        self.transactions.wait_super_committed(formed.generation)?;
+        Ok(formed)
+    }
+
+    /// A fork may be seen from now on.
+    pub(crate) fn show_fork(&self, forming: &Forming) {
+        self.trees.note_formed(forming.id);
+    }
+
+    /// The entries of the fork with the root directory `root` that name other subvolumes, in these
+    /// directories or in any.
+    pub(crate) fn foreign_entries(
+        &self,
+        root: InodeId,
+        directories: Option<&[InodeNumber]>,
+    ) -> Result<Vec<ForeignEntry>> {
+        let tree = self.trees.of(root);
+        let ranges = match directories {
+            None => vec![Key::MIN..=Key::MAX],
+            Some(directories) => directories
+                .iter()
+                .map(|directory| Key::all(*directory, ItemKind::DirectoryEntry))
+                .collect(),
+        };
+        let mut found = Vec::new();
+        for keys in ranges {
+            let mut damage = None;
+            tree.scan(keys, |key, value| {
+                if key.kind == ItemKind::DirectoryEntry as u8 {
+                    match DirectoryEntry::decode(value) {
+                        Ok(entry) => {
+                            if let EntryTarget::Subvolume(id) = entry.target {
+                                found.push((key, id, entry.name.clone()));
+                            }
+                        }
+                        Err(error) => damage = Some(error),
+                    }
+                }
+                damage.is_none()
+            })?;
+            if let Some(error) = damage {
+                return Err(error.into());
+            }
+        }
+        let records = self.trees.lock_records();
+        let mut entries = Vec::new();
+        for (key, id, name) in found {
+            let is_here = records.find(id)?.is_some_and(|item| {
+                item.parent == tree.id() && item.directory.0 == key.inode && !item.is_dying
+            });
+            let directory = InodeId::of_number(root.slot(), key.inode);
+            if let Some(directory) = directory.filter(|_| !is_here) {
+                entries.push(ForeignEntry { directory, key, name });
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Nothing in the fork with the root directory `root` names other subvolumes any more.
+    pub(crate) fn note_own_names(&self, root: InodeId) -> Result<()> {
+        let mut operation = self.begin_for_subvolume(root, 0, Effort::Removal)?;
+        let subvolume = self.trees.subvolume(root)?;
+        let records = self.trees.lock_records();
+        subvolume.check_alive()?;
+        let item = SubvolumeItem { names_others: false, ..records.item(subvolume.id)? };
+        operation.note_unlogged_change();
+        records.put(&operation.change(), &self.superblock, subvolume.id, &item)?;
+        subvolume.set_names_others(false);
+        drop(records);
+        operation.log();
+        Ok(())
+    }
+
+    /// Removes the fork `subvolume`, which has lost its name, unless `interrupted` says that the
+    /// volume is being closed. Returns the root directory of its origin.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]: it is to be tried again after a commit.
+    pub(super) fn remove_fork(
+        &self,
+        subvolume: &Subvolume,
+        origin: Origin,
+        interrupted: impl Fn() -> bool,
+    ) -> Result<InodeId> {
+        let origin_root = InodeId::root_of(self.trees.slot_of(origin.subvolume)?);
+        loop {
+            let cursor = self.trees.item(subvolume.id)?.cursor;
+            let own = subvolume.tree().own_nodes(cursor)?;
+            let is_last = own.next.is_none();
+            let mut operation = self.begin_on_snapshots(origin.subvolume)?;
+            operation.release_own(subvolume, own)?;
+            if is_last {
+                operation.end_fork(subvolume, origin)?;
+            }
+            operation.leave_unlogged();
+            if is_last || interrupted() {
+                return Ok(origin_root);
+            }
+        }
+    }
+}
+
+/// Now, in nanoseconds since 1970.
+pub(super) fn now_ns() -> u64 {
+    let (seconds, nanoseconds) = clock::now_wall();
+    seconds.unsigned_abs() * 1_000_000_000 + u64::from(nanoseconds)
+}
+
+impl Operation<'_> {
+    /// Has the cut make a fork of the subvolume or snapshot with the root directory `source`; its
+    /// name stands in `directory`, which is locked.
+    pub(crate) fn want_fork(
+        &mut self,
+        source: InodeId,
+        directory: InodeId,
+        reservation: Reservation,
+    ) -> Result<(TreeId, Forming)> {
+        let store = self.store();
+        let records = store.trees.lock_records();
+        // The forks of one transaction let the tree grow by a level at most.
+        if reservation.nodes() < store.nodes_for_fork(2) {
+            return Err(Error::NoSpace);
+        }
+        let (of, parent) = (store.trees.subvolume(source)?, store.trees.subvolume(directory)?);
+        of.check_alive()?;
+        parent.check_alive()?;
+        let source = match of.snapshot {
+            None => Source::Head(of.slot, of.id),
+            Some(generation) => {
+                // It may just be deleted.
+                store.trees.snapshot_item(of.id, generation)?;
+                Source::Snapshot(Origin { subvolume: of.id, generation })
+            }
+        };
+        let (number, id) = (records.take_number()?, records.take_id()?);
+        let place = Place { subvolume: parent.id, directory: directory.number() };
+        let item = SubvolumeItem {
+            parent: place.subvolume,
+            directory: place.directory,
+            generation: self.generation(),
+            created_ns: now_ns(),
+            is_dying: false,
+            uuid: random::bytes16(),
+            number,
+            origin: None,
+            names_others: false,
+            cursor: Key::MIN,
+        };
+        self.note_unlogged_change();
+        let done = Arc::new(OnceLock::new());
+        records.note_forming(id);
+        store.cut_work.forks.lock().push(WantedFork {
+            source,
+            id,
+            item,
+            reservation,
+            done: Arc::clone(&done),
+        });
+        Ok((id, Forming { id, root: InodeId::root_of(number), done }))
+    }
+
+    /// Gives back nodes of a fork that is being removed, and what the items in them refer to.
+    fn release_own(&mut self, subvolume: &Subvolume, own: OwnNodes) -> Result<()> {
+        let (store, tree) = (self.store(), subvolume.tree());
+        let records = store.trees.lock_records();
+        let mut runs = Vec::new();
+        for (key, value) in &own.items {
+            if key.kind == ItemKind::Extent as u8 {
+                let extent = Extent::decode(value)?;
+                let birth = extent.generation;
+                runs.push(DeadRun { range: extent.range(), birth, is_node: false });
+            }
+        }
+        runs.retain(|run| run.birth > tree.boundary().origin());
+        // Damage is found before anything is changed.
+        if let Some(run) = runs.iter().find(|run| !store.space.is_referenced(run.range)) {
+            let problem = format!("an extent at {} that is not in use", run.range.start);
+            return Err(store.trees.damaged(problem));
+        }
+        self.note_unlogged_change();
+        if let Some(cursor) = own.next {
+            let item = SubvolumeItem { cursor, ..records.item(subvolume.id)? };
+            records.put(&self.change(), &store.superblock, subvolume.id, &item)?;
+        }
+        tree.release_own(&self.change(), own)?;
+        for run in runs {
+            store.space.give_up(run, tree.boundary(), self.generation())?;
+        }
+        Ok(())
+    }
+
+    /// The fork has given back all that it had made. The operation is on its origin's subvolume.
+    fn end_fork(&mut self, subvolume: &Subvolume, origin: Origin) -> Result<()> {
+        let store = self.store();
+        let records = store.trees.lock_records();
+        records.remove(&self.change(), subvolume.id)?;
+        records.note_ended(subvolume);
+        let key = Key::of_subvolume(origin.subvolume, ItemKind::Snapshot, origin.generation);
+        let missing = || store.trees.damaged(format!("the fork {} had no origin", subvolume.id));
+        let item = SnapshotItem::decode(&records.tree()?.get(&key)?.ok_or_else(missing)?)?;
+        if item.is_hidden && !store.has_forks(origin)? {
+            self.drop_snapshot(&records, origin.generation)?;
+        }
+        Ok(())
+    }
+}
