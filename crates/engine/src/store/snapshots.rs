@@ -22,8 +22,8 @@
 //! held, together with the item.
 use super::Store;
 use super::cut_work::Wanted;
-use super::operation::{Effort, Operation};
 use super::forks::{Source, now_ns};
+use super::operation::{Effort, Operation};
 use super::trees::{Records, Subvolume};
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, Tree};

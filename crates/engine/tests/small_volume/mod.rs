@@ -1,5 +1,7 @@
-//! A small volume in memory, for tests of subvolumes and snapshots.
+//! A small volume in memory, for tests of subvolumes, snapshots and forks.
 #![allow(dead_code, reason = "no test program uses all of it")]
+pub mod files;
+
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Error, FileType, InodeId, NewInode, Volume, VolumeOptions};

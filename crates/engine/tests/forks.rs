@@ -1,0 +1,430 @@
+//! Forks: each goes its own way from where it began, a removed one gives its space back, and names
+//! of subvolumes stay where they were, in histories of random changes with crashes in between.
+mod small_volume;
+
+use cairn_blockdev::MemoryDevice;
+use cairn_engine::{AllocateMode, Error, InodeId, RenameMode, Volume, VolumeOptions};
+use cairn_environment::random::Seeded;
+use small_volume::files::{Content, Files, compare};
+use small_volume::{DIRECTORY, FILE, device, get, open, open_with, put, used};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The subvolume that a volume begins with.
+const FIRST: u64 = 256;
+
+/// An empty volume, and how many blocks of it are in use: the trees that forks need stay.
+fn volume_that_had_a_fork() -> (Arc<MemoryDevice>, Volume, u64) {
+    let device = device();
+    let volume = open(&device, None);
+    let fork = volume.fork(volume.root(), volume.root(), b"first").unwrap().inode;
+    volume.forget(fork, 1);
+    volume.remove_subvolume(volume.root(), b"first").unwrap();
+    let before = used(&volume);
+    (device, volume, before)
+}
+
+fn names_in(volume: &Volume, directory: InodeId) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut take = |item: cairn_engine::DirectoryItem<'_>| {
+        names.push(String::from_utf8_lossy(item.name).into_owned());
+        true
+    };
+    volume.read_directory(directory, 0, &mut take).unwrap();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_fork_goes_its_own_way() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+    let file = put(&volume, base, b"file", &[1; 50_000]);
+    put(&volume, base, b"gone", b"in the base");
+    let fork = volume.fork(base, root, b"fork").unwrap();
+    assert!(matches!(volume.fork(base, root, b"fork"), Err(Error::Exists)));
+    assert!(matches!(volume.fork(file, root, b"x"), Err(Error::InvalidArgument(_))));
+    let fork = fork.inode;
+    assert_eq!(get(&volume, fork, b"file").unwrap(), [1; 50_000]);
+    let forked = volume.lookup(fork, b"file").unwrap().inode;
+    assert_eq!(forked.number(), file.number());
+    volume.write(forked, 20_000, &[2; 100]).unwrap();
+    volume.write(file, 40_000, &[3; 100]).unwrap();
+    volume.unlink(base, b"gone").unwrap();
+    put(&volume, fork, b"new", b"in the fork");
+    // A fork of a fork, and one of a snapshot of a fork.
+    let (id, is_root) = volume.subvolume_of(fork).unwrap();
+    assert!(is_root);
+    let second = volume.fork(fork, fork, b"second").unwrap().inode;
+    let snapshot = volume.create_snapshot(fork, b"then").unwrap().root;
+    volume.unlink(fork, b"new").unwrap();
+    let third = volume.fork(snapshot, root, b"third").unwrap().inode;
+    let check = |volume: &Volume, [base, fork, second, third]: [InodeId; 4]| {
+        let file = get(volume, base, b"file").unwrap();
+        assert_eq!((file[20_050], file[40_050]), (1, 3));
+        for fork in [fork, second, third] {
+            let file = get(volume, fork, b"file").unwrap();
+            assert_eq!((file[20_050], file[40_050]), (2, 1));
+            assert_eq!(get(volume, fork, b"gone").unwrap(), b"in the base");
+        }
+        assert_eq!(names_in(volume, base), ["file"]);
+        assert_eq!(names_in(volume, fork), ["file", "gone", "second"]);
+        assert_eq!(names_in(volume, second), ["file", "gone", "new"]);
+        assert_eq!(names_in(volume, third), ["file", "gone", "new"]);
+    };
+    check(&volume, [base, fork, second, third]);
+    volume.sync().unwrap();
+    for is_clean in [false, true, true] {
+        let volume = open(&device, None);
+        let root = volume.root();
+        let find = |from: InodeId, name: &[u8]| volume.lookup(from, name).unwrap().inode;
+        let fork = find(root, b"fork");
+        check(&volume, [find(root, b"base"), fork, find(fork, b"second"), find(root, b"third")]);
+        let origins: Vec<_> = volume.subvolumes().unwrap().iter().map(|one| one.origin).collect();
+        assert_eq!(origins.iter().flatten().count(), 3, "{origins:?}");
+        assert_eq!(origins[3].unwrap().0, id);
+        if is_clean {
+            volume.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_removed_fork_gives_back_what_it_had() {
+    let (_device, volume, before) = volume_that_had_a_fork();
+    let root = volume.root();
+    let file = put(&volume, root, b"file", &[1; 400_000]);
+    volume.forget(file, 1);
+    let with_file = used(&volume);
+    let fork = volume.fork(root, root, b"fork").unwrap().inode;
+    volume.forget(fork, 1);
+    assert!(used(&volume) < with_file + 20, "it shares the blocks");
+    let forked = volume.lookup(fork, b"file").unwrap().inode;
+    volume.write(forked, 0, &[2; 200_000]).unwrap();
+    volume.forget(forked, 1);
+    assert!(used(&volume) > with_file + 48);
+    // Its origin is a snapshot without a name.
+    assert_eq!(volume.snapshots(FIRST).unwrap(), []);
+    volume.remove_subvolume(root, b"fork").unwrap();
+    assert!(matches!(volume.attributes(fork), Err(Error::Stale)));
+    assert_eq!(used(&volume), with_file);
+    // What the source gives up stays as long as the fork has it.
+    volume.fork(root, root, b"fork").unwrap();
+    volume.unlink(root, b"file").unwrap();
+    assert!(used(&volume) > before + 98);
+    volume.remove_subvolume(root, b"fork").unwrap();
+    assert_eq!(used(&volume), before);
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_deleted_snapshot_stays_for_its_forks() {
+    let (device, volume, before) = volume_that_had_a_fork();
+    let root = volume.root();
+    put(&volume, root, b"file", &[1; 400_000]);
+    let snapshot = volume.create_snapshot(root, b"one").unwrap().root;
+    for name in [&b"a"[..], b"b"] {
+        volume.fork(snapshot, root, name).unwrap();
+    }
+    volume.unlink(root, b"file").unwrap();
+    volume.delete_snapshot(FIRST, b"one").unwrap();
+    assert_eq!(volume.snapshots(FIRST).unwrap(), []);
+    assert!(matches!(volume.lookup(snapshot, b"file"), Err(Error::Stale)));
+    assert!(matches!(volume.fork(snapshot, root, b"c"), Err(Error::Stale)));
+    // The name is free.
+    volume.create_snapshot(root, b"one").unwrap();
+    volume.delete_snapshot(FIRST, b"one").unwrap();
+    volume.sync().unwrap();
+    volume.remove_subvolume(root, b"a").unwrap();
+    volume.close().unwrap();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let fork = volume.lookup(root, b"b").unwrap().inode;
+    assert_eq!(get(&volume, fork, b"file").unwrap(), [1; 400_000]);
+    // What has forks can't be removed, and nor what is named in a fork.
+    volume.create_subvolume(fork, b"inner", &DIRECTORY).unwrap();
+    assert!(matches!(volume.remove_subvolume(root, b"b"), Err(Error::NotEmpty)));
+    let inner = volume.lookup(fork, b"inner").unwrap().inode;
+    volume.fork(inner, root, b"other").unwrap();
+    assert!(matches!(volume.remove_subvolume(fork, b"inner"), Err(Error::Busy)));
+    volume.remove_subvolume(root, b"other").unwrap();
+    volume.remove_subvolume(fork, b"inner").unwrap();
+    volume.remove_subvolume(root, b"b").unwrap();
+    assert_eq!(used(&volume), before);
+    volume.close().unwrap();
+}
+
+#[test]
+fn names_of_subvolumes_stay_where_they_are() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let inner = volume.create(root, b"inner", &DIRECTORY).unwrap().inode;
+    volume.create_subvolume(inner, b"sub", &DIRECTORY).unwrap();
+    put(&volume, inner, b"file", b"1");
+    let old = volume.create_snapshot(root, b"old").unwrap().root;
+    let check = |volume: &Volume, fork: InodeId| {
+        let inner = volume.lookup(fork, b"inner").unwrap();
+        assert_eq!(names_in(volume, inner.inode), ["file"]);
+        assert_eq!(inner.links, 2);
+        assert!(matches!(volume.lookup(inner.inode, b"sub"), Err(Error::NotFound)));
+        // The names are free, and the directory can be removed.
+        volume.create(inner.inode, b"sub", &FILE).unwrap();
+        volume.unlink(inner.inode, b"sub").unwrap();
+        volume.unlink(inner.inode, b"file").unwrap();
+        volume.remove_directory(fork, b"inner").unwrap();
+    };
+    // Of the live subvolume, into itself; then of a snapshot.
+    for (source, name) in [(root, &b"live"[..]), (old, b"of-old"), (root, b"again")] {
+        let fork = volume.fork(source, root, name).unwrap().inode;
+        assert!(!names_in(&volume, fork).contains(&"live".into()));
+        check(&volume, fork);
+        volume.create_subvolume(fork, b"own", &DIRECTORY).unwrap();
+    }
+    assert_eq!(names_in(&volume, inner), ["file", "sub"]);
+    assert_eq!(names_in(&volume, root), ["again", "inner", "live", "of-old"]);
+    volume.sync().unwrap();
+    let volume = open(&device, None);
+    let root = volume.root();
+    for name in [&b"live"[..], b"of-old", b"again"] {
+        let fork = volume.lookup(root, name).unwrap().inode;
+        assert_eq!(names_in(&volume, fork), ["own"]);
+        let to = volume.rename(fork, b"own", root, &[name, b"-own"].concat(), RenameMode::Replace);
+        to.unwrap();
+        volume.remove_subvolume(root, name).unwrap();
+    }
+    volume.close().unwrap();
+}
+
+/// Preallocated blocks that a fork has inherited are its origin's.
+#[test]
+fn preallocated_blocks_are_not_written_by_two() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let file = volume.create(root, b"file", &FILE).unwrap().inode;
+    let mode = AllocateMode::Allocate { keep_size: false };
+    volume.allocate(file, 0, 100_000, mode).unwrap();
+    let fork = volume.fork(root, root, b"fork").unwrap().inode;
+    let forked = volume.lookup(fork, b"file").unwrap().inode;
+    volume.write(forked, 8192, &[2; 30_000]).unwrap();
+    volume.sync().unwrap();
+    assert_eq!(get(&volume, root, b"file").unwrap(), [0; 100_000]);
+    volume.write(file, 0, &[3; 20_000]).unwrap();
+    volume.sync().unwrap();
+    let check = |volume: &Volume| {
+        let root = volume.root();
+        let fork = volume.lookup(root, b"fork").unwrap().inode;
+        let (file, forked) = (get(volume, root, b"file"), get(volume, fork, b"file"));
+        let (file, forked) = (file.unwrap(), forked.unwrap());
+        assert!(file[..20_000] == [3; 20_000] && file[20_000..] == [0; 80_000]);
+        assert!(forked[8192..38_192] == [2; 30_000] && forked[..8192] == [0; 8192]);
+    };
+    check(&volume);
+    drop(volume);
+    check(&open(&device, None));
+}
+
+/// Forks at the same time come to be with few commits, whatever others do.
+#[test]
+fn many_forks_at_once() {
+    const THREADS: usize = 16;
+    let device = device();
+    let volume = open_with(&device, VolumeOptions::default());
+    let root = volume.root();
+    let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+    put(&volume, base, b"file", &[1; 20_000]);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let volume = &volume;
+            scope.spawn(move || {
+                for round in 0..4 {
+                    let name = format!("fork-{thread}-{round}").into_bytes();
+                    let fork = volume.fork(base, root, &name).unwrap().inode;
+                    put(volume, fork, b"own", &name);
+                    let file = volume.lookup(fork, b"file").unwrap().inode;
+                    volume.write(file, 0, &name).unwrap();
+                    assert_eq!(get(volume, fork, b"own").unwrap(), name);
+                    assert_eq!(get(volume, fork, b"file").unwrap()[..name.len()], name);
+                    volume.forget(file, 1);
+                    volume.forget(fork, 1);
+                    if round % 2 == 0 {
+                        volume.remove_subvolume(root, &name).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(get(&volume, base, b"file").unwrap(), [1; 20_000]);
+    assert_eq!(names_in(&volume, root).len(), 1 + THREADS * 2);
+    volume.close().unwrap();
+    let volume = open(&device, None);
+    for thread in 0..THREADS {
+        let name = format!("fork-{thread}-3").into_bytes();
+        let fork = volume.lookup(volume.root(), &name).unwrap().inode;
+        assert_eq!(get(&volume, fork, b"own").unwrap(), name);
+    }
+    volume.close().unwrap();
+}
+
+/// The subvolumes of a volume, with their snapshots, and what all must contain.
+struct History {
+    random: Seeded,
+    device: Arc<MemoryDevice>,
+    volume: Volume,
+    /// By number; that of the root is 0.
+    subvolumes: BTreeMap<u64, Files>,
+    /// By the number of the subvolume and their own.
+    snapshots: BTreeMap<(u64, u64), Content>,
+    next: u64,
+}
+
+fn name_of(number: u64) -> Vec<u8> {
+    format!("fork-{number}").into_bytes()
+}
+
+impl History {
+    fn new(seed: u64) -> Self {
+        let device = device();
+        let volume = open(&device, None);
+        let subvolumes = BTreeMap::from([(0, Files::make(&volume, volume.root()))]);
+        volume.sync().unwrap();
+        let (random, snapshots) = (Seeded::new(seed), BTreeMap::new());
+        Self { random, device, volume, subvolumes, snapshots, next: 1 }
+    }
+
+    fn root_of(&self, number: u64) -> InodeId {
+        let root = self.volume.root();
+        if number == 0 { root } else { self.volume.lookup(root, &name_of(number)).unwrap().inode }
+    }
+
+    fn id_of(&self, number: u64) -> u64 {
+        self.volume.subvolume_of(self.root_of(number)).unwrap().0
+    }
+
+    fn any<K: Copy + Ord, V>(random: &mut Seeded, map: &BTreeMap<K, V>) -> Option<K> {
+        let at = random.below(map.len().max(1) as u64) as usize;
+        map.keys().nth(at).copied()
+    }
+
+    /// `is_clean` makes it a crash after a sync instead.
+    fn open_again(&mut self, is_clean: bool) {
+        self.volume.sync().unwrap();
+        if is_clean {
+            self.volume.close().unwrap();
+        }
+        self.volume = open(&self.device, None);
+        for (number, files) in std::mem::take(&mut self.subvolumes) {
+            let files = Files::find(&self.volume, self.root_of(number), files.content);
+            self.subvolumes.insert(number, files);
+        }
+    }
+
+    fn change_a_file(&mut self) {
+        let number = Self::any(&mut self.random, &self.subvolumes).unwrap();
+        let files = self.subvolumes.get_mut(&number).unwrap();
+        files.change(&self.volume, &mut self.random);
+    }
+
+    fn fork(&mut self) {
+        let of_snapshot = self.random.below(3) == 0;
+        let (source, content) = match Self::any(&mut self.random, &self.snapshots) {
+            Some(key) if of_snapshot => {
+                let info = self.volume.snapshot_named(self.id_of(key.0), &name_of(key.1)).unwrap();
+                (info.root, self.snapshots[&key].clone())
+            }
+            _ => {
+                let number = Self::any(&mut self.random, &self.subvolumes).unwrap();
+                (self.root_of(number), self.subvolumes[&number].content.clone())
+            }
+        };
+        let name = name_of(self.next);
+        let root = self.volume.fork(source, self.volume.root(), &name).unwrap().inode;
+        compare(&self.volume, root, &content);
+        self.subvolumes.insert(self.next, Files::find(&self.volume, root, content));
+        self.next += 1;
+    }
+
+    /// Removes a fork that nothing came from.
+    fn remove(&mut self) {
+        let number = Self::any(&mut self.random, &self.subvolumes).unwrap();
+        if number == 0 {
+            return;
+        }
+        match self.volume.remove_subvolume(self.volume.root(), &name_of(number)) {
+            Ok(()) => {
+                assert!(self.snapshots.keys().all(|(of, _)| *of != number));
+                self.subvolumes.remove(&number);
+            }
+            Err(Error::Busy) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn take_snapshot(&mut self) {
+        let number = Self::any(&mut self.random, &self.subvolumes).unwrap();
+        let root = self.root_of(number);
+        let made = self.volume.create_snapshot(root, &name_of(self.next)).unwrap();
+        let content = self.subvolumes[&number].content.clone();
+        compare(&self.volume, made.root, &content);
+        self.snapshots.insert((number, self.next), content);
+        self.next += 1;
+    }
+
+    fn delete_snapshot(&mut self) {
+        if let Some(key) = Self::any(&mut self.random, &self.snapshots) {
+            self.volume.delete_snapshot(self.id_of(key.0), &name_of(key.1)).unwrap();
+            self.snapshots.remove(&key);
+        }
+    }
+
+    fn compare_all(&self) {
+        for (number, files) in &self.subvolumes {
+            compare(&self.volume, self.root_of(*number), &files.content);
+        }
+        for (key, content) in &self.snapshots {
+            let info = self.volume.snapshot_named(self.id_of(key.0), &name_of(key.1)).unwrap();
+            compare(&self.volume, info.root, content);
+        }
+    }
+}
+
+#[test]
+fn random_histories_keep_their_forks() {
+    let seed = std::env::var("CAIRN_SEED").map_or(1, |seed| seed.parse().unwrap());
+    for run in 0..10 {
+        eprintln!("seed {seed}, run {run}");
+        let mut history = History::new(seed * 1000 + run);
+        let root = history.volume.root();
+        history.volume.fork(root, root, b"first").unwrap();
+        history.volume.remove_subvolume(root, b"first").unwrap();
+        let before = (used(&history.volume), history.volume.space().inodes);
+        for step in 0..300 {
+            match history.random.below(50) {
+                0 | 1 if history.subvolumes.len() < 8 => history.fork(),
+                2 => history.remove(),
+                3 if history.snapshots.len() < 8 => history.take_snapshot(),
+                4 => history.delete_snapshot(),
+                5 => history.volume.commit().unwrap(),
+                6 if history.random.below(3) == 0 => history.open_again(step % 2 == 0),
+                7 => history.volume.sync().unwrap(),
+                8 => history.compare_all(),
+                _ => history.change_a_file(),
+            }
+        }
+        history.compare_all();
+        history.open_again(false);
+        history.compare_all();
+        while history.subvolumes.len() > 1 || !history.snapshots.is_empty() {
+            history.delete_snapshot();
+            history.remove();
+        }
+        history.compare_all();
+        history.subvolumes.get_mut(&0).unwrap().remove_all(&history.volume);
+        let now = (used(&history.volume), history.volume.space().inodes);
+        assert_eq!(now, before, "blocks in use, and inodes");
+        history.volume.close().unwrap();
+    }
+}
