@@ -2,8 +2,8 @@
 //!
 //! Invariants: a node of an older transaction is never changed: it is copied to a new place, and
 //! its blocks are given back once the running transaction is durable, or kept as a dead run if a
-//! snapshot has them; what a fork has inherited stays its origin's. A node that is given back leaves the cache before its blocks may be used
-//! again.
+//! snapshot has them; what a fork has inherited stays its origin's. A node that is given back
+//! leaves the cache before its blocks may be used again.
 //!
 //! Lock discipline: a new node is locked exclusively when it is made, which needs no waiting. The
 //! allocator's locks are taken under node locks.

@@ -10,6 +10,12 @@ pub(crate) fn now() -> Timestamp {
     Timestamp { seconds, nanoseconds }
 }
 
+/// The present in nanoseconds since 1970, as stored in items of subvolumes.
+pub(crate) fn now_ns() -> u64 {
+    let (seconds, nanoseconds) = clock::now_wall();
+    seconds.unsigned_abs() * 1_000_000_000 + u64::from(nanoseconds)
+}
+
 /// What `stat` returns of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {

@@ -3,9 +3,9 @@
 //! 1. *CommitStart*: new joins wait; the joined operations leave. *A crash: the superblock before
 //!    counts, and the log goes on from its tail.*
 //! 2. *CommitDoing*, the cut: what died and is a snapshot's enters the dead lists; snapshots and
-//!    forks that are wanted are made; the new roots enter the root tree; the dirty nodes, the changed
-//!    bitmaps, the next inode number and the log's head are taken; the log's context is closed.
-//!    *Unblocked*: joins go on, into the next transaction. *A crash: as before.*
+//!    forks that are wanted are made; the new roots enter the root tree; the dirty nodes, the
+//!    changed bitmaps, the next inode number and the log's head are taken; the log's context is
+//!    closed. *Unblocked*: joins go on, into the next transaction. *A crash: as before.*
 //! 3. Nodes and bitmaps are written, and the data that the log still holds. *A crash: the trees of
 //!    the superblock before are untouched, and the bitmaps are in the slots that it does not use.*
 //! 4. Flush. *A crash: as before.*

@@ -1,10 +1,9 @@
 //! What the next cut has to do about snapshots and forks, and the space for it.
-use super::forks::{Source, WantedFork};
 use crate::Result;
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
-use cairn_format::{Generation, SnapshotItem, TreeId};
+use cairn_format::{Generation, InodeNumber, Origin, SnapshotItem, SubvolumeItem, TreeId};
 use cairn_space::Reservation;
 use std::sync::{Arc, OnceLock};
 
@@ -16,7 +15,42 @@ pub(super) struct Wanted {
     pub(super) done: Arc<OnceLock<Result<Generation>>>,
 }
 
-/// What the next cut has to do about snapshots, and with which space.
+/// What a fork begins as.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// What the subvolume in this slot is at the cut.
+    Head(u32, TreeId),
+    /// A snapshot.
+    Snapshot(Origin),
+}
+
+/// A fork that the next cut makes.
+pub(super) struct WantedFork {
+    pub(super) source: Source,
+    pub(super) id: TreeId,
+    /// Its item, but for the origin.
+    pub(super) item: SubvolumeItem,
+    pub(super) reservation: Reservation,
+    pub(super) done: Arc<OnceLock<Result<Formed>>>,
+}
+
+impl WantedFork {
+    /// Whether its name stands in `id`.
+    pub(super) fn is_named_in(&self, id: TreeId) -> bool {
+        self.item.parent == id
+    }
+}
+
+/// A fork that a cut has made.
+#[derive(Clone)]
+pub(crate) struct Formed {
+    pub(super) generation: Generation,
+    /// The directories with names of subvolumes that are none of the fork's; nothing if they have
+    /// to be looked for.
+    pub(crate) directories: Option<Vec<InodeNumber>>,
+}
+
+/// What the next cut has to do about snapshots and forks, and with which space.
 pub(crate) struct CutWork {
     pub(super) wanted: Mutex<Vec<Wanted>>,
     pub(super) forks: Mutex<Vec<WantedFork>>,

@@ -3,10 +3,10 @@
 //! - **Creation** is requested by an operation that puts the fork's name into a directory, and is
 //!   done by the cut of the same transaction ([`Store::make_requested_forks`]): the fork's tree
 //!   begins with the root of a snapshot, its *origin*. Of a live subvolume that is its newest
-//!   snapshot if nothing has changed since, or else a *hidden* one, which the same cut makes: it has
-//!   no name, and goes with the last fork of it. Until the superblock is durable nobody sees the
-//!   fork. *A crash before that: neither name nor fork, since an operation whose items wait for a
-//!   superblock is not replayed without it. After it: both.*
+//!   snapshot if nothing has changed since, or else a *hidden* one, which the same cut makes: it
+//!   has no name, and goes with the last fork of it. Until the superblock is durable nobody sees
+//!   the fork. *A crash before that: neither name nor fork, since an operation whose items wait for
+//!   a superblock is not replayed without it. After it: both.*
 //! - **References** that a fork has inherited, those born up to its origin, are its origin's. The
 //!   fork writes nothing in place there, and nothing happens when it gives one up.
 //! - **Removal** gives back what the fork has made, some nodes at a time, and reads nothing else
@@ -17,52 +17,19 @@
 //!   They are removed before the fork is shown. *A crash before that is done: they stay hidden, and
 //!   the next mount that comes to the fork removes them.*
 use super::Store;
+use super::cut_work::{Formed, Source, WantedFork};
 use super::operation::{Effort, Operation};
 use super::trees::{Place, Subvolume};
+use crate::types::now_ns;
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, OwnNodes, Tree};
-use cairn_environment::{clock, random};
+use cairn_environment::random;
 use cairn_format::{
     DeadRun, DirectoryEntry, EntryTarget, Extent, Generation, InodeNumber, ItemKind, Key, Origin,
     RootItem, SnapshotItem, SubvolumeItem, TreeId,
 };
 use cairn_space::{Request, Reservation, Urgency};
 use std::sync::{Arc, OnceLock};
-
-/// What a fork begins as.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
-    /// What the subvolume in this slot is at the cut.
-    Head(u32, TreeId),
-    /// A snapshot.
-    Snapshot(Origin),
-}
-
-/// A fork that the next cut makes.
-pub(super) struct WantedFork {
-    pub(super) source: Source,
-    id: TreeId,
-    /// Its item, but for the origin.
-    item: SubvolumeItem,
-    reservation: Reservation,
-    done: Arc<OnceLock<Result<Formed>>>,
-}
-
-impl WantedFork {
-    /// Whether its name stands in `id`.
-    pub(super) fn is_named_in(&self, id: TreeId) -> bool {
-        self.item.parent == id
-    }
-}
-
-/// A fork that a cut has made.
-#[derive(Clone)]
-pub(crate) struct Formed {
-    generation: Generation,
-    /// The directories with names of subvolumes that are none of the fork's; nothing if they have
-    /// to be looked for.
-    pub(crate) directories: Option<Vec<InodeNumber>>,
-}
 
 /// A fork that is wanted.
 pub(crate) struct Forming {
@@ -287,12 +254,6 @@ impl Store {
             }
         }
     }
-}
-
-/// Now, in nanoseconds since 1970.
-pub(super) fn now_ns() -> u64 {
-    let (seconds, nanoseconds) = clock::now_wall();
-    seconds.unsigned_abs() * 1_000_000_000 + u64::from(nanoseconds)
 }
 
 impl Operation<'_> {

@@ -1,9 +1,10 @@
 //! How many inodes there are, for `statfs`.
 //!
 //! Invariant: the number of inode items in the trees of files, those of inodes without a name among
-//! them. Those of forks don't count: nobody knows how many a fork has inherited. It changes with the tree, in a joined operation, so at a cut it is that of the trees that
-//! are committed; replay begins with the superblock's and counts on. A volume whose superblock has
-//! no number (0) never gets one.
+//! them. Those of forks don't count: nobody knows how many a fork has inherited. It changes with
+//! the trees, in a joined operation, so at a cut it is that of the trees that are committed; replay
+//! begins with the superblock's and counts on. A volume whose superblock has no number (0) never
+//! gets one.
 use cairn_btree::Tree;
 use cairn_environment::atomic::{AtomicU64, Ordering, try_update};
 use cairn_format::{Generation, INODE_NUMBER_END, ItemKind, Key};

@@ -21,10 +21,10 @@
 //! Invariant: the boundary is raised by a cut, and lowered with the lock of the tree of subvolumes
 //! held, together with the item.
 use super::Store;
-use super::cut_work::Wanted;
-use super::forks::{Source, now_ns};
+use super::cut_work::{Source, Wanted};
 use super::operation::{Effort, Operation};
 use super::trees::{Records, Subvolume};
+use crate::types::now_ns;
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, Tree};
 use cairn_environment::random;

@@ -16,9 +16,9 @@
 //! The commit after step 1 waits for operations that joined before, so from step 2 on nobody else
 //! changes the tree.
 use super::Store;
-use super::forks::now_ns;
 use super::operation::{BATCH_ITEMS, Effort, Operation};
 use super::trees::{Place, Records, Subvolume};
+use crate::types::now_ns;
 use crate::{Error, InodeId, Result};
 use cairn_btree::Tree;
 use cairn_environment::random;
