@@ -50,6 +50,7 @@ enum Command {
     Shutdown(commands::shutdown::Arguments),
     Subvolume(commands::subvolume::Arguments),
     Snapshot(commands::snapshot::Arguments),
+    Fork(commands::fork::Arguments),
     Fsck(commands::fsck::Arguments),
     Dump(commands::dump::Arguments),
     Stats(commands::stats::Arguments),
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         Command::Shutdown(arguments) => commands::shutdown::run(&arguments),
         Command::Subvolume(arguments) => commands::subvolume::run(&arguments),
         Command::Snapshot(arguments) => commands::snapshot::run(&arguments),
+        Command::Fork(arguments) => commands::fork::run(&arguments),
         Command::Fsck(arguments) => {
             return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE);
         }

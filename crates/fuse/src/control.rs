@@ -76,13 +76,18 @@ fn sync_as_oneself(directory: &Path) -> Result<(), MountError> {
     kernel::request_sync(&open).map_err(no_answer).and(synced)
 }
 
-/// Has the server receive everything that was written before to the mount in which `directory` is:
-/// what the kernel caches, and pages of mappings.
+/// Has the server receive everything that was written before to the mount in which `directory` is,
+/// before a snapshot or a fork is made: what the kernel caches, and pages of mappings.
 ///
 /// # Errors
 /// If it is in no mount of Cairn, or something could not be written.
-pub(crate) fn send_cached_data(directory: &Path) -> Result<(), MountError> {
-    sync_as_oneself(directory)
+pub(crate) fn send_cached_data_of(directory: &Path) -> Result<(), MountError> {
+    match sync_as_oneself(directory) {
+        // Something for a file of another snapshot was refused, which is not in this one. If the
+        // volume itself is read-only, the request says so.
+        Ok(()) | Err(MountError::NoAnswer { errno: Errno::ROFS, .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Stops the volume that `directory` shows, as a crash would; with `flush`, everything becomes

@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 pub(crate) enum Request {
     /// Make a subvolume with this name there.
     Create { name: Vec<u8>, mode: u32 },
+    /// Make a fork with this name there of the subvolume or snapshot whose root directory has this
+    /// inode number.
+    Fork { name: Vec<u8>, source: u64 },
     /// Remove the subvolume with this name there.
     Remove { name: Vec<u8> },
     /// Say what is known of those with higher ids; the directory does not matter.
@@ -32,7 +35,9 @@ impl Request {
         match self {
             Self::List { .. } | Self::Show => false,
             Self::Snapshots(request) => request.changes_volume(),
-            Self::Create { .. } | Self::Remove { .. } | Self::SetDefault => true,
+            Self::Create { .. } | Self::Fork { .. } | Self::Remove { .. } | Self::SetDefault => {
+                true
+            }
         }
     }
 }
@@ -88,6 +93,12 @@ pub struct Subvolume {
     pub is_default: bool,
     /// It was removed, and its space is not free yet.
     pub is_being_removed: bool,
+    /// It is a fork: the subvolume whose snapshot it began as, and the transaction that made that.
+    #[serde(default)]
+    pub origin: Option<(u64, u64)>,
+    /// So many forks of it, and of its snapshots, exist.
+    #[serde(default)]
+    pub forks: u64,
 }
 
 /// A snapshot of a subvolume.
@@ -188,6 +199,7 @@ mod tests {
     fn requests_and_answers_pass_a_buffer() {
         for request in [
             Request::Create { name: vec![255; 255], mode: 0o700 },
+            Request::Fork { name: b"x".to_vec(), source: u64::MAX },
             Request::Remove { name: b"x".to_vec() },
             Request::List { after: u64::MAX },
             Request::Show,
@@ -206,6 +218,8 @@ mod tests {
             generation: 2,
             is_default: false,
             is_being_removed: true,
+            origin: Some((256, 7)),
+            forks: 3,
         };
         let nameless = Subvolume { path: None, ..subvolume.clone() };
         let snapshot = Snapshot {

@@ -22,13 +22,7 @@ fn refused(path: &Path, errno: Errno) -> MountError {
 /// # Errors
 /// If there is no subvolume, it has a snapshot of this name, or the volume is full.
 pub fn create_snapshot(path: &Path, name: &[u8]) -> Result<Option<PathBuf>, MountError> {
-    // What the kernel caches of files and mappings is not on the server.
-    match control::send_cached_data(path) {
-        // Something for a file of another snapshot was refused, which is not in this one. If the
-        // volume itself is read-only, the request says so.
-        Ok(()) | Err(MountError::NoAnswer { errno: Errno::ROFS, .. }) => {}
-        Err(error) => return Err(error),
-    }
+    control::send_cached_data_of(path)?;
     let request = SnapshotRequest::Create { name: name.to_vec() };
     let answer = ask(path, &Request::Snapshots(request))?;
     let of = answer.subvolumes.into_iter().next().and_then(|subvolume| subvolume.path);

@@ -1,4 +1,5 @@
 //! Subvolumes of a mounted volume, for programs.
+use crate::control::send_cached_data_of;
 use crate::directory_requests::{Request, ask};
 use crate::error::MountError;
 use rustix::fs::Mode;
@@ -39,6 +40,28 @@ pub fn create_subvolume(path: &Path) -> Result<(), MountError> {
     rustix::process::umask(umask);
     let name = name.as_bytes().to_vec();
     let request = Request::Create { name, mode: 0o777 & !umask.as_raw_mode() };
+    ask(&directory, &request).map(drop).map_err(|failure| about(path, failure))
+}
+
+/// Makes a fork at `path` of the subvolume or snapshot with the root directory at `source`, in the
+/// same mount, with everything that was written before. It is durable then. For the owner of the
+/// source, root, and the server's user.
+///
+/// # Errors
+/// As of mkdir(2); or the source is no subvolume of the same mount.
+pub fn fork(source: &Path, path: &Path) -> Result<(), MountError> {
+    let refused = |at: &Path, errno| MountError::Refused { path: at.to_owned(), errno };
+    if rustix::fs::lstat(path).is_ok() {
+        return Err(refused(path, Errno::EXIST));
+    }
+    let (directory, name) = place(path)?;
+    let from = rustix::fs::stat(source).map_err(|errno| refused(source, errno))?;
+    let to = rustix::fs::stat(&directory).map_err(|errno| refused(&directory, errno))?;
+    if from.st_dev != to.st_dev {
+        return Err(refused(path, Errno::XDEV));
+    }
+    send_cached_data_of(source)?;
+    let request = Request::Fork { name: name.as_bytes().to_vec(), source: from.st_ino };
     ask(&directory, &request).map(drop).map_err(|failure| about(path, failure))
 }
 

@@ -2,6 +2,7 @@
 pub mod device;
 pub mod dump;
 mod extract;
+pub mod fork;
 pub mod fsck;
 pub mod info;
 pub mod mkfs;

@@ -70,6 +70,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                     MountError::Refused { errno: Errno::BUSY, .. } if has_snapshots(path) => {
                         explain(error, |_| Some(HAS_SNAPSHOTS))
                     }
+                    MountError::Refused { errno: Errno::BUSY, .. } if has_forks(path) => {
+                        explain(error, |_| Some(HAS_FORKS))
+                    }
                     error => explain(error, deleted),
                 })?;
             }
@@ -113,6 +116,10 @@ struct Shown<'s> {
     generation: u64,
     is_default: bool,
     is_being_removed: bool,
+    /// Of a fork.
+    origin_subvolume: Option<u64>,
+    origin_generation: Option<u64>,
+    forks: u64,
 }
 
 impl<'s> Shown<'s> {
@@ -126,6 +133,9 @@ impl<'s> Shown<'s> {
             generation: subvolume.generation,
             is_default: subvolume.is_default,
             is_being_removed: subvolume.is_being_removed,
+            origin_subvolume: subvolume.origin.map(|origin| origin.0),
+            origin_generation: subvolume.origin.map(|origin| origin.1),
+            forks: subvolume.forks,
         }
     }
 }
@@ -154,6 +164,12 @@ fn created(errno: Errno) -> Option<&'static str> {
 
 const HAS_SNAPSHOTS: &str = "has snapshots; delete those first: `cairn snapshot list` shows them, \
                              `cairn snapshot delete` deletes them";
+
+const HAS_FORKS: &str = "has forks; delete those first: `cairn subvolume list` shows them";
+
+fn has_forks(path: &Path) -> bool {
+    subvolumes::subvolume_at(path).is_ok_and(|found| found.forks > 0)
+}
 
 fn has_snapshots(path: &Path) -> bool {
     snapshots::snapshots(path).is_ok_and(|found| !found.is_empty())
@@ -195,7 +211,8 @@ fn line(subvolume: &Subvolume) -> String {
     let notes =
         [(subvolume.is_default, "  (default)"), (subvolume.is_being_removed, "  (being removed)")];
     let notes: String = notes.iter().filter(|note| note.0).map(|note| note.1).collect();
-    format!("{:>6}  {}{notes}", subvolume.id, shown_path(subvolume))
+    let fork = subvolume.origin.map_or(String::new(), |(of, _)| format!("  (fork of {of})"));
+    format!("{:>6}  {}{fork}{notes}", subvolume.id, shown_path(subvolume))
 }
 
 /// A time in UTC.
@@ -205,6 +222,7 @@ fn shown_time(ns: u64) -> String {
 }
 
 fn details(subvolume: &Subvolume) -> String {
+    let of = subvolume.origin.map(|(of, made)| format!("{of}, as it was at generation {made}"));
     let lines = [
         ("path", shown_path(subvolume)),
         ("id", subvolume.id.to_string()),
@@ -213,6 +231,8 @@ fn details(subvolume: &Subvolume) -> String {
         ("created", shown_time(subvolume.created_ns)),
         ("generation", subvolume.generation.to_string()),
         ("default", if subvolume.is_default { "yes" } else { "no" }.to_owned()),
+        ("fork of", of.unwrap_or_else(|| "nothing".to_owned())),
+        ("forks", subvolume.forks.to_string()),
     ];
     let lines = lines.iter().map(|(name, value)| format!("{:<12}{value}", format!("{name}:")));
     lines.collect::<Vec<_>>().join("\n")

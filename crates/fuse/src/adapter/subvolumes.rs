@@ -11,6 +11,7 @@ use crate::protocol::RequestHeader;
 use crate::transport::Reply;
 use cairn_engine::{Attributes, Error, FileType, InodeId, NewInode, SubvolumeInfo, Volume};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::fmt::Write;
 
 /// Bits of write and search permission.
@@ -75,6 +76,20 @@ pub(super) fn serve(
             volume.forget(made.inode, 1);
             tell_kernel(reply, directory, name);
         }
+        Request::Fork { name, source } => {
+            if !asker.may_change(&at(directory)?) {
+                return Err(Errno::ACCESS.into());
+            }
+            let source = InodeId(*source);
+            let root = volume.lookup_inode(source).map_err(|_| Errno::INVAL)?;
+            volume.forget(source, 1);
+            if !asker.may_act_as_owner(&root) {
+                return Err(Errno::PERM.into());
+            }
+            let made = volume.fork(source, directory, name)?;
+            volume.forget(made.inode, 1);
+            tell_kernel(reply, directory, name);
+        }
         Request::Remove { name } => {
             let parent = at(directory)?;
             if !asker.may_change(&parent) {
@@ -124,9 +139,10 @@ fn root_of(volume: &Volume, directory: InodeId) -> Answer<u64> {
 
 /// What is known of a subvolume.
 pub(super) fn described(volume: &Volume, id: u64) -> Answer<Subvolume> {
-    let info = volume.subvolumes()?.into_iter().find(|info| info.id == id);
+    let all = volume.subvolumes()?;
     let path = volume.paths_of_subvolumes()?.remove(&id);
-    Ok(shown(&info.ok_or(Errno::NOENT)?, path))
+    let info = all.iter().find(|info| info.id == id).ok_or(Errno::NOENT)?;
+    Ok(shown(info, path, forks_of(&all).remove(&id).unwrap_or(0)))
 }
 
 /// A name in the directory has changed.
@@ -138,9 +154,11 @@ fn tell_kernel(reply: &Reply, directory: InodeId, name: &[u8]) {
 /// As many as fit into an answer.
 fn list(volume: &Volume, after: u64) -> Answer<directory_requests::Answer> {
     let (mut page, mut bytes) = (directory_requests::Answer::default(), 0);
-    let mut paths = volume.paths_of_subvolumes()?;
-    for info in volume.subvolumes()?.iter().filter(|info| info.id > after) {
-        let subvolume = shown(info, paths.remove(&info.id));
+    let (mut paths, all) = (volume.paths_of_subvolumes()?, volume.subvolumes()?);
+    let mut forks = forks_of(&all);
+    for info in all.iter().filter(|info| info.id > after) {
+        let forks = forks.remove(&info.id).unwrap_or(0);
+        let subvolume = shown(info, paths.remove(&info.id), forks);
         bytes += serde_json::to_string(&subvolume).map_err(|_| Errno::IO)?.len() + 1;
         if bytes > PAGE_BYTES && !page.subvolumes.is_empty() {
             page.more = true;
@@ -159,7 +177,16 @@ pub(super) fn shown_uuid(uuid: &[u8; 16]) -> String {
     })
 }
 
-fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>) -> Subvolume {
+/// How many forks of each subvolume there are.
+fn forks_of(all: &[SubvolumeInfo]) -> HashMap<u64, u64> {
+    let mut forks = HashMap::new();
+    for (origin, _) in all.iter().filter_map(|info| info.origin) {
+        *forks.entry(origin).or_default() += 1;
+    }
+    forks
+}
+
+fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>, forks: u64) -> Subvolume {
     Subvolume {
         id: info.id,
         // Two digits for each byte; one that fills more than half of a page is left out.
@@ -170,5 +197,7 @@ fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>) -> Subvolume {
         generation: info.generation,
         is_default: info.is_default,
         is_being_removed: info.is_dying,
+        origin: info.origin,
+        forks,
     }
 }

@@ -1,0 +1,59 @@
+//! `cairn fork`: makes a writable copy of a subvolume or snapshot of a mounted volume.
+use crate::mount_error;
+use cairn_fuse::{MountError, subvolumes};
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+
+/// Make a writable copy of a subvolume, or of a snapshot, that copies nothing.
+///
+/// The fork is a subvolume that begins as SOURCE is now, with everything that was written before.
+/// Both share their blocks until one of them changes. Other subvolumes that are nested in SOURCE
+/// are left out. It is durable when the command returns. For the owner of SOURCE, root, and the
+/// user of the mount.
+///
+/// `cairn subvolume delete` removes it again: that costs what it has changed, however large it is.
+/// A subvolume can't be deleted while it has forks; a snapshot keeps its space as long.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    /// Root directory of a subvolume, or of a snapshot in `.snapshots`.
+    source: PathBuf,
+    /// Directory that does not exist yet, in the same mount.
+    new: PathBuf,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  cairn fork /mnt/project /mnt/trial
+  cairn fork /mnt/.snapshots/project/before-update /mnt/as-before
+  cairn subvolume delete /mnt/trial";
+
+/// Runs the command.
+///
+/// # Errors
+/// When it is in no mount of Cairn, or the volume refuses.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let Arguments { source, new } = arguments;
+    subvolumes::fork(source, new).map_err(|error| explain(source, error))
+}
+
+/// What an error means here, and what to do.
+fn explain(source: &Path, error: MountError) -> anyhow::Error {
+    let MountError::Refused { path, errno } = error else { return mount_error::explain(error) };
+    let (path, source) = (path.display(), source.display());
+    match errno {
+        Errno::INVAL => anyhow::anyhow!(
+            "{source} is not the root directory of a subvolume or snapshot, or {path} has no name \
+             for one: only subvolumes can be forked (`cairn subvolume create` makes one)"
+        ),
+        Errno::XDEV => anyhow::anyhow!("{path} is not in the same mount as {source}"),
+        Errno::PERM => {
+            anyhow::anyhow!("{source} is not yours: only its owner and root may fork it")
+        }
+        Errno::MLINK => anyhow::anyhow!(
+            "{path} was not made: no number is left for a subvolume; delete some, then mount the \
+             volume again"
+        ),
+        errno => anyhow::anyhow!("{path}: {errno}"),
+    }
+}
