@@ -2,7 +2,7 @@
 use crate::control::send_cached_data_of;
 use crate::directory_requests::{Request, ask};
 use crate::error::MountError;
-use rustix::fs::Mode;
+use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -57,6 +57,9 @@ pub fn fork(source: &Path, path: &Path) -> Result<(), MountError> {
     let (directory, name) = place(path)?;
     let from = rustix::fs::stat(source).map_err(|errno| refused(source, errno))?;
     let to = rustix::fs::stat(&directory).map_err(|errno| refused(&directory, errno))?;
+    if !FileType::from_raw_mode(from.st_mode).is_dir() {
+        return Err(refused(path, Errno::INVAL));
+    }
     if from.st_dev != to.st_dev {
         return Err(refused(path, Errno::XDEV));
     }
