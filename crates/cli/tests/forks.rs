@@ -158,7 +158,7 @@ fn what_can_not_be_forked_is_said() {
         ("dir/base", "outside/fork", "not in the same mount"),
         ("dir/base", "dir/missing/fork", "No such file"),
         ("dir/missing", "dir/fork", "No such file"),
-        ("outside", "outside/fork", "no mount of Cairn"),
+        ("outside", "outside/fork", "is not in a mount of Cairn"),
     ] {
         let failure = mounted.exits_with(1, &["fork", source, new]);
         assert!(failure.contains(says), "{source} {new}: {failure}");
