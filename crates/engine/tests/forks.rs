@@ -198,6 +198,81 @@ fn names_of_subvolumes_stay_where_they_are() {
     volume.close().unwrap();
 }
 
+/// A subvolume can be removed as soon as its forks have lost their names, whatever is left to do.
+#[test]
+fn removed_forks_do_not_keep_their_origin() {
+    let device = device();
+    let volume = open_with(&device, VolumeOptions::default());
+    let root = volume.root();
+    for round in 0..10 {
+        let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+        for number in 0..200 {
+            put(&volume, base, format!("{number}").as_bytes(), &[1; 5000]);
+        }
+        let fork = volume.fork(base, root, b"fork").unwrap().inode;
+        for number in (0..200).step_by(1 + round) {
+            let file = volume.lookup(fork, format!("{number}").as_bytes()).unwrap().inode;
+            volume.write(file, 0, &[2; 5000]).unwrap();
+        }
+        let second = volume.fork(fork, root, b"second").unwrap().inode;
+        put(&volume, second, b"own", &[3; 100_000]);
+        assert!(matches!(volume.remove_subvolume(root, b"base"), Err(Error::Busy)));
+        for name in [&b"second"[..], b"fork", b"base"] {
+            volume.remove_subvolume(root, name).unwrap();
+        }
+    }
+    assert_eq!(names_in(&volume, root), [""; 0]);
+    volume.close().unwrap();
+}
+
+/// What a fork has made is given back in many steps, between which the volume may be closed.
+#[test]
+fn an_interrupted_removal_goes_on() {
+    let (device, volume, before) = volume_that_had_a_fork();
+    let root = volume.root();
+    let name = |number: u32| format!("a-file-with-a-longer-name-{number}").into_bytes();
+    for number in 0..4000 {
+        let file = put(&volume, root, &name(number), &[1; 100]);
+        volume.forget(file, 1);
+    }
+    let with_files = used(&volume);
+    volume.fork(root, root, b"fork").unwrap();
+    let fork = volume.lookup(root, b"fork").unwrap().inode;
+    for number in (0..4000).filter(|number| number % 40 < 25) {
+        volume.unlink(fork, &name(number)).unwrap();
+    }
+    for number in 0..300 {
+        put(&volume, fork, format!("new-{number}").as_bytes(), &[2; 9000]);
+    }
+    volume.close().unwrap();
+    let mut volume = open_with(&device, VolumeOptions::default());
+    volume.remove_subvolume(volume.root(), b"fork").unwrap();
+    let (mut rounds, mut is_left) = (0, true);
+    while is_left {
+        volume.close().unwrap();
+        volume = open_with(&device, VolumeOptions::default());
+        let free = volume.space().free_blocks;
+        is_left = volume.subvolumes().unwrap().len() > 1;
+        // Some of it is done before the next interruption.
+        while is_left && volume.space().free_blocks == free {
+            volume.commit().unwrap();
+            is_left = volume.subvolumes().unwrap().len() > 1;
+        }
+        rounds += 1;
+    }
+    eprintln!("{rounds} rounds");
+    assert_eq!(volume.snapshots(FIRST).unwrap(), []);
+    volume.close().unwrap();
+    let volume = open(&device, None);
+    assert_eq!(used(&volume), with_files);
+    for number in 0..4000 {
+        assert_eq!(get(&volume, volume.root(), &name(number)).unwrap(), [1; 100]);
+        volume.unlink(volume.root(), &name(number)).unwrap();
+    }
+    assert_eq!(used(&volume), before);
+    volume.close().unwrap();
+}
+
 /// Preallocated blocks that a fork has inherited are its origin's.
 #[test]
 fn preallocated_blocks_are_not_written_by_two() {
