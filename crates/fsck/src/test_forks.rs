@@ -82,3 +82,64 @@ pub(crate) fn shared_extents(built: &mut SnapshotVolume) -> Vec<(Key, Extent)> {
     let shared = extents.into_iter().filter(|(_, extent)| extent.generation <= origin);
     shared.map(|(at, extent)| (key(at), extent)).collect()
 }
+
+/// The fork of the fork has lost its name, and its removal has given up what is in nodes wholly
+/// below a key. Those blocks hold something else now.
+pub(crate) fn dying(cursor: Key) -> SnapshotVolume {
+    let mut built = full();
+    built.within(FORK, |built| {
+        built.volume.remove_subvolume_name(NESTED, INODE_ROOT.0, "nested");
+        built.commit();
+    });
+    let item = built.volume.subvolumes.get_mut(&NESTED).unwrap();
+    (item.is_dying, item.cursor) = (true, cursor);
+    let origin = item.origin.unwrap().generation;
+    let root = built.lineage(NESTED).root;
+    for block in given_up(&built, root.block, None, cursor, origin) {
+        built.lineage(NESTED).blocks.remove(&block).unwrap();
+        built.volume.write_block(BlockNumber(block), &[0xAA; BLOCK_SIZE]);
+    }
+    built
+}
+
+/// The blocks born after the origin that are in nodes wholly below the cursor.
+fn given_up(
+    built: &SnapshotVolume,
+    node: BlockNumber,
+    upper: Option<Key>,
+    cursor: Key,
+    origin: Generation,
+) -> Vec<u64> {
+    let node = built.volume.read_node(node);
+    let is_given_up = upper.is_some_and(|upper| upper <= cursor);
+    let mut blocks = Vec::new();
+    if is_given_up && node.generation() > origin {
+        blocks.extend(BlockRange::node(node.address()).range());
+    }
+    for at in 0..node.count() {
+        if node.level() > 0 {
+            let next = if at + 1 < node.count() { Some(node.key(at + 1)) } else { upper };
+            blocks.extend(given_up(built, node.child(at).block, next, cursor, origin));
+        } else if is_given_up && node.key(at).kind == ItemKind::Extent as u8 {
+            let extent = Extent::decode(node.value(at)).unwrap();
+            blocks.extend(extent.range().range().filter(|_| extent.generation > origin));
+        }
+    }
+    blocks
+}
+
+/// All keys at which a leaf of the fork of the fork ends.
+pub(crate) fn ends_of_leaves() -> Vec<Key> {
+    let mut built = full();
+    let root = built.lineage(NESTED).root;
+    let (mut todo, mut ends) = (vec![root.block], Vec::new());
+    while let Some(block) = todo.pop() {
+        let node = built.volume.read_node(block);
+        if node.level() > 0 {
+            todo.extend((0..node.count()).map(|at| node.child(at).block));
+            ends.extend((1..node.count()).map(|at| node.key(at)));
+        }
+    }
+    ends.sort_unstable();
+    ends
+}

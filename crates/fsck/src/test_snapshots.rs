@@ -20,7 +20,7 @@ pub(crate) struct Lineage {
     pub(crate) root: NodePointer,
     /// Birth of each block of the head that it does not have from its origin, and whether it
     /// belongs to a node.
-    blocks: BTreeMap<u64, (Generation, bool)>,
+    pub(crate) blocks: BTreeMap<u64, (Generation, bool)>,
     pub(crate) snapshots: BTreeMap<Generation, SnapshotItem>,
     pub(crate) lists: BTreeMap<Generation, DeadListItem>,
     pub(crate) cleanups: BTreeMap<Generation, CleanupItem>,

@@ -120,7 +120,7 @@ impl TreeWalk<'_, '_> {
             for (expected, node) in claimed.iter().zip(nodes) {
                 all.add(match node {
                     Ok(node) => self.visit(expected, &node),
-                    Err(problem) => self.damaged(expected, problem),
+                    Err(problem) => self.unreadable(expected, problem),
                 });
             }
         }
@@ -136,7 +136,21 @@ impl TreeWalk<'_, '_> {
         is_of_origin
     }
 
+    /// What many forks have from one origin is reported once.
+    fn unreadable(&mut self, expected: &ExpectedNode, problem: String) -> Subtree {
+        let block = expected.pointer.block.0;
+        if expected.is_of_origin() && self.checker.doubtful_nodes.contains(&block) {
+            return self.lose(expected);
+        }
+        self.damaged(expected, problem)
+    }
+
     fn damaged(&mut self, expected: &ExpectedNode, problem: impl Into<String>) -> Subtree {
+        self.checker.found(finding(Structure::Node, problem).at(expected.pointer.block.0));
+        self.lose(expected)
+    }
+
+    fn lose(&mut self, expected: &ExpectedNode) -> Subtree {
         let is_roots = expected.tree == TREE_ROOTS;
         let lost = LostNode {
             tree: expected.tree,
@@ -147,7 +161,6 @@ impl TreeWalk<'_, '_> {
         };
         self.checker.lost_nodes.push(lost);
         self.checker.doubtful_nodes.insert(expected.pointer.block.0);
-        self.checker.found(finding(Structure::Node, problem).at(expected.pointer.block.0));
         Subtree::LOST
     }
 
@@ -293,8 +306,15 @@ impl TreeWalk<'_, '_> {
                     extents.is_whole = false;
                     continue;
                 }
-                Err(_) => {
+                Err(error) => {
                     extents.is_whole = false;
+                    // Pass `Items` goes through whole trees only.
+                    if !self.reads_shared && expected.lineage.origin.is_some() {
+                        let problem = format!("extent {key:?}: {}", error.problem);
+                        self.checker.found(
+                            finding(Structure::Item, problem).at(node.address().0).of(object),
+                        );
+                    }
                     continue;
                 }
             };

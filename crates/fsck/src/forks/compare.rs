@@ -6,13 +6,13 @@
 use crate::checker::Checker;
 use crate::reader::Reader;
 use crate::snapshots::fingerprint::mixed;
-use crate::snapshots::visit_nodes;
+use crate::snapshots::{SubvolumeSnapshots, visit_nodes};
 use crate::trees::{ExpectedNode, children, contradiction};
 use cairn_format::{
     BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, NodePointer,
-    node::LEVELS_MAX,
+    TreeId, node::LEVELS_MAX,
 };
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The problem of a node in words, and its block.
 type Problem = (BlockNumber, String);
@@ -42,10 +42,14 @@ struct Shared {
 
 /// What the fork's tree below `root`, or that of a snapshot of the fork, has from the origin and is
 /// not in the snapshot that the fork began as, or is there once and in the fork twice.
-pub(crate) fn not_of_origin(checker: &Checker<'_>, root: &ExpectedNode) -> Vec<Problem> {
+pub(crate) fn not_of_origin(
+    checker: &Checker<'_>,
+    snapshots: &BTreeMap<TreeId, SubvolumeSnapshots>,
+    root: &ExpectedNode,
+) -> Vec<Problem> {
     let origin = checker.subvolumes.get(&root.tree).and_then(|item| item.origin);
     let Some(origin) = origin else { return Vec::new() };
-    let of = checker.snapshots.of.get(&origin.subvolume);
+    let of = snapshots.get(&origin.subvolume);
     let snapshot = of.and_then(|of| of.snapshots.get(&origin.generation));
     // That it is missing has been reported.
     let Some(snapshot) = snapshot else { return Vec::new() };

@@ -62,8 +62,10 @@ pub(crate) fn are_read_whole(checker: &mut Checker<'_>) -> bool {
     if forks <= checker.forks_whole_max {
         return true;
     }
-    let problem =
-        format!("there are {forks} forks: names and counters within them were not compared");
+    let problem = format!(
+        "there are {forks} forks: names, counters and changes of the log within them were not \
+         compared"
+    );
     checker.found(Finding::new(PassId::Trees, Severity::Note, Structure::Superblock, problem));
     false
 }
@@ -116,7 +118,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) {
         let Some(root) = checker.snapshots.root_of(id) else { continue };
         let newest = checker.superblock.generation;
         let root = ExpectedNode::root(id, root, newest).with(checker.lineage_of(id));
-        for (block, problem) in not_of_origin(checker, &root) {
+        for (block, problem) in not_of_origin(checker, &checker.snapshots.of, &root) {
             let problem = format!("tree {id}: {problem}");
             let finding = Finding::new(PassId::Trees, Severity::Error, Structure::Item, problem);
             checker.found(finding.at(block.0).in_subvolume(id));

@@ -26,10 +26,10 @@ const EXAMPLES_MAX: usize = 16;
 
 /// Runs the pass.
 pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
-    let of = std::mem::take(&mut checker.snapshots.of);
-    let total: usize = of.values().map(|of| of.snapshots.len()).sum();
+    let all = std::mem::take(&mut checker.snapshots.of);
+    let total: usize = all.values().map(|of| of.snapshots.len()).sum();
     let (mut done, mut examples) = (0, EXAMPLES_MAX);
-    for (&id, of) in &of {
+    for (&id, of) in &all {
         let mut kept = Fingerprint::default();
         for (&generation, snapshot) in &of.snapshots {
             let of_this = of.kept.get(&generation).copied().unwrap_or_default();
@@ -66,7 +66,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
                 is_damaged = true;
             }
             if below.is_whole && total <= CHECKED_WHOLE_MAX {
-                let problems = forks::not_of_origin(checker, &root);
+                let problems = forks::not_of_origin(checker, &all, &root);
                 let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
                 for (block, problem) in problems {
                     walk.report(Some(block), Structure::Item, problem);
@@ -96,7 +96,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         let note = Finding::new(PassId::Snapshots, Severity::Note, Structure::Superblock, problem);
         checker.found(note);
     }
-    checker.snapshots.of = of;
+    checker.snapshots.of = all;
     Ok(())
 }
 
