@@ -398,6 +398,8 @@ fn items_of_snapshots_round_trip() {
         let name = if is_hidden { Vec::new() } else { snapshot.name.clone() };
         let item = SnapshotItem { is_held, is_hidden, names_none, name, ..snapshot.clone() };
         assert_eq!(SnapshotItem::decode(&item.encode()), Ok(item.clone()));
+        let numberless = SnapshotItem { number: 0, ..item.clone() };
+        assert_eq!(SnapshotItem::decode(&numberless.encode()).is_ok(), is_hidden);
         let both = SnapshotItem { is_held: true, is_hidden: true, ..item.clone() };
         assert!(SnapshotItem::decode(&both.encode()).is_err());
         let other_name = if is_hidden { b"n".to_vec() } else { Vec::new() };

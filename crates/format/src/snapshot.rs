@@ -25,7 +25,7 @@ pub struct SnapshotItem {
     pub is_hidden: bool,
     /// No entry in it names a subvolume.
     pub names_none: bool,
-    /// As that of a subvolume, and no other one's; not 0.
+    /// As that of a subvolume, and no other one's; 0 only if it never had a name.
     pub number: u32,
     /// Identity, random.
     pub uuid: [u8; 16],
@@ -97,7 +97,7 @@ impl SnapshotItem {
         if is_hidden != name.is_empty() || !is_hidden && !is_name {
             return Err(damaged(format!("snapshot with a name of {} bytes", name.len())));
         }
-        if raw.number.get() == 0 || raw.number.get() >= SubvolumeItem::NUMBER_END {
+        if raw.number.get() == 0 && !is_hidden || raw.number.get() >= SubvolumeItem::NUMBER_END {
             return Err(damaged(format!("snapshot with the impossible number {}", raw.number)));
         }
         let root = NodePointer {

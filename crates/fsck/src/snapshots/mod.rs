@@ -292,7 +292,8 @@ fn find<'c>(
 pub(crate) fn numbers(checker: &Checker<'_>) -> Vec<(TreeId, Generation, u32)> {
     let of = checker.snapshots.of.iter();
     let numbers = of.flat_map(|(&id, of)| {
-        of.snapshots.iter().map(move |(&generation, item)| (id, generation, item.number))
+        let numbered = of.snapshots.iter().filter(|(_, item)| item.number > 0);
+        numbered.map(move |(&generation, item)| (id, generation, item.number))
     });
     numbers.collect()
 }
