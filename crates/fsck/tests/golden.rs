@@ -14,6 +14,9 @@ const VERSION_1: &[u8] = include_bytes!("golden/version-1.sparse");
 const SUBVOLUMES: &[u8] = include_bytes!("golden/subvolumes.sparse");
 /// With the feature *snapshots*: some of two subvolumes, and a cleanup that has not begun.
 const SNAPSHOTS: &[u8] = include_bytes!("golden/snapshots.sparse");
+/// With the feature *forks*: of a snapshot that has lost its name, of a subvolume that has changed
+/// since its snapshot, and one that is being removed.
+const FORKS: &[u8] = include_bytes!("golden/forks.sparse");
 
 #[test]
 fn version_1_stays_readable() {
@@ -127,8 +130,45 @@ fn snapshots_stay_readable() {
 }
 
 #[test]
+fn forks_stay_readable() {
+    let device = sparse_image::load(FORKS);
+    let report = check(&device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
+    assert!(report.findings.is_empty() && report.exit_code() == 0, "{report}");
+    let records = dump_tree(&device, TREE_SUBVOLUMES, None).unwrap().to_string();
+    for part in [
+        "(257 Snapshot 6) \"\", number 4",
+        "(261 Snapshot 9) \"\", number 0",
+        "(261 Snapshot 10) \"now\"",
+        "fork of the snapshot of 6 of subvolume 257",
+        "fork of the snapshot of 9 of subvolume 261",
+        "dying",
+    ] {
+        assert!(records.contains(part), "{part} is missing in\n{records}");
+    }
+    let reader = TreeReader::open(&device, &mut |_| {}).unwrap();
+    let (mut walk, mut files) = (Walk::new(&reader), Vec::new());
+    while let Some(step) = walk.next() {
+        match step {
+            Step::Enter(_) | Step::Object(_) => files.push(shown_path(walk.path())),
+            Step::Leave(_) => {}
+            Step::Problem { problem, .. } => panic!("{problem}"),
+        }
+    }
+    let count = |below: &str| files.iter().filter(|path| path.starts_with(below)).count();
+    // Twelve of 24 files were replaced, and one file was added; names of subvolumes stay behind.
+    let counts = [count("/base/file-"), count("/base/inner"), count("/trial/file-")];
+    assert_eq!(counts, [24, 1, 12], "{files:?}");
+    assert_eq!(
+        [count("/trial/new-"), count("/old/file-"), count("/old/nested/file-")],
+        [12, 24, 24]
+    );
+    let ends = [count("/old/more"), count("/old/nested/more"), count("/trial/inner")];
+    assert_eq!(ends, [1, 0, 0]);
+}
+
+#[test]
 fn a_golden_image_is_small_and_survives_the_round_trip() {
-    for image in [VERSION_1, SUBVOLUMES, SNAPSHOTS] {
+    for image in [VERSION_1, SUBVOLUMES, SNAPSHOTS, FORKS] {
         assert!(image.len() < 100 << 10);
     }
     let device = sparse_image::load(VERSION_1);
