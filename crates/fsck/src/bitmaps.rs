@@ -349,7 +349,9 @@ fn check_superblock(
     let known = checker.superblock.inodes > 0
         && checker.log_is_empty()
         && !checker.has_errors(PassId::Items);
-    let inodes = if known { checker.report.statistics.inodes } else { checker.superblock.inodes };
+    // Those of forks are not counted.
+    let counted = checker.report.statistics.inodes.saturating_sub(checker.fork_inodes);
+    let inodes = if known { counted } else { checker.superblock.inodes };
     let right = Superblock {
         used_blocks: found,
         bitmaps_checksum: present,

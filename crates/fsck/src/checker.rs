@@ -1,6 +1,7 @@
 //! The state that the passes share: results of one pass for the next.
 use crate::block_set::BlockSet;
 use crate::file_tree::FileTree;
+use crate::forks::{self, Lineage};
 use crate::overlay::Counters;
 use crate::reader::Reader;
 use crate::report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics};
@@ -77,6 +78,10 @@ pub(crate) struct Checker<'a> {
     pub(crate) trees: BTreeMap<TreeId, FileTree>,
     /// From pass `Trees`: the items of the subvolumes.
     pub(crate) subvolumes: BTreeMap<TreeId, SubvolumeItem>,
+    /// Volumes with more forks: what these share with their origins is not read.
+    pub(crate) forks_whole_max: usize,
+    /// From pass `Items`: inodes of forks, which the superblock doesn't count.
+    pub(crate) fork_inodes: u64,
     /// From passes `Trees` and `Snapshots`: snapshots, and what is kept for them.
     pub(crate) snapshots: Snapshots,
     /// The snapshot that is being checked; findings are about it, and belong to pass `Snapshots`.
@@ -124,6 +129,8 @@ impl<'a> Checker<'a> {
             counters: Counters::new(&superblock),
             trees: BTreeMap::from([(TREE_FILES, FileTree::new(TREE_FILES))]),
             subvolumes: BTreeMap::new(),
+            forks_whole_max: forks::WHOLE_MAX,
+            fork_inodes: 0,
             snapshots: Snapshots::default(),
             in_snapshot: None,
             superblock,
@@ -210,6 +217,16 @@ impl<'a> Checker<'a> {
     /// The tree of files with this id.
     pub(crate) fn tree(&mut self, id: TreeId) -> &mut FileTree {
         self.trees.entry(id).or_insert_with(|| FileTree::new(id))
+    }
+
+    /// What the items of the subvolumes say of the origin of a tree.
+    pub(crate) fn lineage_of(&self, id: TreeId) -> Lineage {
+        let has_forks = self.superblock.features.has_forks();
+        match self.subvolumes.get(&id) {
+            Some(item) => Lineage::of(item),
+            None if has_forks && id.holds_files() && id != TREE_FILES => Lineage::UNKNOWN,
+            None => Lineage::default(),
+        }
     }
 
     /// Whether a volume with these features may have a tree of files with this id.

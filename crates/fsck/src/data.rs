@@ -1,11 +1,12 @@
 //! Pass `Data`: reads all data in device order, and compares it with the checksums in the extents.
 //!
 //! Extents come in file order. The pass collects as many as fit into a fixed amount of memory,
-//! sorts them by block, and reads neighbours together. What only snapshots have comes last; blocks
-//! that several of them have are read once.
+//! sorts them by block, and reads neighbours together. What only snapshots have comes last. Blocks
+//! that several of them have, or forks and their origins, are read once.
 use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
+use crate::forks::Lineage;
 use crate::item_stream::{Item, Visitor, visit};
 use crate::object::ObjectId;
 use crate::reader::{NODES_PER_READ, read_data};
@@ -36,6 +37,7 @@ struct DataPass<'c, 'a> {
     checker: &'c mut Checker<'a>,
     /// The tree that is being visited.
     tree: TreeId,
+    lineage: Lineage,
     pieces: Vec<ExtentToVerify>,
     checksums: Vec<u32>,
     /// Blocks verified so far, if snapshots may have the same ones.
@@ -48,10 +50,10 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let reader = checker.reader;
     let has_snapshots = checker.superblock.features.has_snapshots();
     let verified = has_snapshots.then(|| BlockSet::new(reader.blocks_present()));
-    let (pieces, checksums) = (Vec::new(), Vec::new());
-    let mut pass = DataPass { checker, tree: TREE_FILES, pieces, checksums, verified };
+    let (pieces, checksums, lineage) = (Vec::new(), Vec::new(), Lineage::default());
+    let mut pass = DataPass { checker, tree: TREE_FILES, lineage, pieces, checksums, verified };
     let visited = trees.values().try_for_each(|tree| {
-        pass.tree = tree.id;
+        (pass.tree, pass.lineage) = (tree.id, tree.lineage);
         visit(&reader, tree, &mut pass)
     });
     let visited = visited.and_then(|()| pass.visit_snapshots());
@@ -66,6 +68,10 @@ impl Visitor for DataPass<'_, '_> {
             return Ok(());
         }
         if let Some(extent) = self.readable(item.value) {
+            if self.lineage.is_of_origin(extent.generation) {
+                self.add_rest(item.key, &extent, None);
+                return Ok(());
+            }
             if let Some(verified) = &mut self.verified {
                 verified.insert(extent.range());
             }
@@ -112,7 +118,7 @@ impl DataPass<'_, '_> {
                 let extents = node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
                 for (key, value) in extents {
                     if let Some(extent) = self.readable(value) {
-                        self.add_rest(key, &extent, leaf.generation);
+                        self.add_rest(key, &extent, Some(leaf.generation));
                     }
                 }
             }
@@ -122,7 +128,7 @@ impl DataPass<'_, '_> {
     }
 
     /// Adds those parts of an extent that have not been verified.
-    fn add_rest(&mut self, key: Key, extent: &Extent, snapshot: Generation) {
+    fn add_rest(&mut self, key: Key, extent: &Extent, snapshot: Option<Generation>) {
         let Some(verified) = &mut self.verified else { return };
         let is_new: Vec<bool> =
             extent.range().range().map(|block| !verified.contains(block)).collect();
@@ -133,7 +139,7 @@ impl DataPass<'_, '_> {
             if run[0] {
                 let part = extent.slice(at, blocks);
                 let key = Key { offset: key.offset + at, ..key };
-                self.add(key, &part, Some(snapshot));
+                self.add(key, &part, snapshot);
             }
             at += blocks;
         }

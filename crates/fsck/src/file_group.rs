@@ -2,6 +2,7 @@
 //!
 //! Each function takes one item and returns its problem; [`FileGroup::finish`] returns the problems
 //! of the whole inode. There is no I/O here and no finding: `items` makes the findings.
+use crate::forks::Lineage;
 use crate::names::InodeFacts;
 use cairn_format::{
     DirectoryEntry, EntryTarget, Extent, ExtentKind, FileType, Generation, InodeItem, Key,
@@ -19,6 +20,8 @@ pub(crate) struct GroupRules {
     pub(crate) generation_max: Generation,
     /// Whether an extent may have been written later than its blocks were allocated.
     pub(crate) has_long_extents: bool,
+    /// Blocks that a fork has from its origin are never written in place.
+    pub(crate) lineage: Lineage,
 }
 
 /// An xattr whose value continues in parts.
@@ -231,6 +234,11 @@ impl FileGroup {
         self.generation("the data of an extent", extent.written)?;
         require(self.rules.has_long_extents || extent.written == extent.generation, || {
             "an extent with a longer head on a volume without snapshots".into()
+        })?;
+        let lineage = self.rules.lineage;
+        let (birth, written) = (extent.generation, extent.written);
+        require(!lineage.is_of_origin(birth) || lineage.is_of_origin(written), || {
+            format!("born {birth}, before the fork, and written in place by it in {written}")
         })?;
         require(key.offset >= self.extents_end, || {
             format!("begins at file block {}, inside the extent before it", key.offset)

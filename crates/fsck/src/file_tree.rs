@@ -2,6 +2,7 @@
 //!
 //! Inode numbers mean something only within a tree, so everything that is known by inode number
 //! is here. [`Checker`](crate::checker::Checker) has one of these for each tree of files.
+use crate::forks::Lineage;
 use crate::names::{InodeFacts, NameFacts};
 use crate::object::ObjectId;
 use crate::overlay::TreeChanges;
@@ -26,6 +27,10 @@ pub(crate) struct FileTree {
     pub(crate) has_root: bool,
     /// From pass `Trees`: its items are being removed, in the order of their keys.
     pub(crate) is_dying: bool,
+    /// From pass `Trees`: the snapshot that it began as, if it is a fork.
+    pub(crate) lineage: Lineage,
+    /// From pass `Trees`: leaves that it shares with its origin are not among those below.
+    pub(crate) is_partial: bool,
     /// From pass `Trees`: valid leaves, in key order.
     pub(crate) leaves: Vec<BlockNumber>,
     /// From pass `Trees`: for each of them, a key that none of its keys is below.
@@ -48,6 +53,8 @@ impl FileTree {
             changes: TreeChanges::default(),
             has_root: false,
             is_dying: false,
+            lineage: Lineage::default(),
+            is_partial: false,
             leaves: Vec::new(),
             leaf_bounds: Vec::new(),
             earlier_extents: HashMap::new(),

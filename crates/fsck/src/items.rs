@@ -5,10 +5,12 @@ use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::file_group::{FileGroup, GroupRules};
 use crate::file_tree::{FileTree, SubvolumeName};
+use crate::forks::Lineage;
 use crate::item_stream::{Item, ItemOrigin, Visitor, visit};
 use crate::names::{InodeFacts, NameFacts, find_inode};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots::SubvolumeSnapshots;
+use crate::subvolumes::is_left_over;
 use cairn_format::{
     EntryTarget, Extent, ExtentKind, FileType, Generation, INODE_FIRST, INODE_NUMBER_END,
     INODE_ORPHANS, INODE_ROOT, ItemKind, OrphanKind, decode_orphan,
@@ -24,11 +26,12 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         hash_seed: checker.superblock.hash_seed,
         generation_max: checker.counters.generation_max,
         has_long_extents: checker.superblock.features.has_snapshots(),
+        lineage: Lineage::default(),
     };
     let mut trees = checker.take_trees();
     let leaves_all = trees.values().map(|tree| tree.leaves.len() as u64).sum();
     let mut leaves_done = 0;
-    for tree in trees.values_mut() {
+    for tree in trees.values_mut().filter(|tree| !tree.is_partial) {
         let leaves = (leaves_done, leaves_all);
         check_tree(checker, tree, rules, leaves, &mut after_replay)?;
         leaves_done += tree.leaves.len() as u64;
@@ -44,7 +47,8 @@ pub(crate) fn check_snapshot(
     generation: Generation,
 ) -> Result<(), FsckError> {
     let hash_seed = checker.superblock.hash_seed;
-    let rules = GroupRules { hash_seed, generation_max: generation, has_long_extents: true };
+    let (generation_max, has_long_extents, lineage) = (generation, true, tree.lineage);
+    let rules = GroupRules { hash_seed, generation_max, has_long_extents, lineage };
     let leaves = (0, tree.leaves.len() as u64);
     check_tree(checker, tree, rules, leaves, &mut None)
 }
@@ -57,10 +61,13 @@ fn check_tree(
     after_replay: &mut Option<BlockSet>,
 ) -> Result<(), FsckError> {
     let reader = checker.reader;
+    let has_changes = !tree.changes.items.is_empty();
+    let has_shared = has_changes && tree.lineage.origin.is_some();
     let mut pass = ItemsPass {
-        rules,
+        rules: GroupRules { lineage: tree.lineage, ..rules },
         leaves,
         after_replay,
+        shared_after_replay: has_shared.then(|| BlockSet::new(reader.blocks_present())),
         group: None,
         orphans: BTreeMap::new(),
         inodes: Vec::new(),
@@ -86,6 +93,8 @@ struct ItemsPass<'c, 'a> {
     leaves: (u64, u64),
     /// Blocks of all extents after replay, if the superblock's trees refer to other ones.
     after_replay: &'c mut Option<BlockSet>,
+    /// Of a fork that the log changes: blocks that it has from its origin after replay.
+    shared_after_replay: Option<BlockSet>,
     group: Option<FileGroup>,
     /// Orphan items. They precede their inodes, except the root directory.
     orphans: BTreeMap<u64, OrphanKind>,
@@ -208,7 +217,10 @@ impl ItemsPass<'_, '_> {
             EntryTarget::Subvolume(subvolume)
                 if self.checker.superblock.features.has_subvolumes() =>
             {
-                self.subvolume_names.push(SubvolumeName { subvolume, directory });
+                let items = &self.checker.subvolumes;
+                if !is_left_over(items, self.tree.object(directory), subvolume) {
+                    self.subvolume_names.push(SubvolumeName { subvolume, directory });
+                }
                 Ok(())
             }
             EntryTarget::Subvolume(subvolume) => {
@@ -237,7 +249,13 @@ impl ItemsPass<'_, '_> {
                 || format!("{} blocks at {} lie outside the volume", extent.blocks, extent.start);
             return if in_log { Err(problem()) } else { Ok(()) };
         }
-        if let Some(block) = after_replay.insert(range) {
+        let is_shared = self.tree.lineage.is_of_origin(extent.generation);
+        let twice = match (is_shared, &mut self.shared_after_replay) {
+            (true, Some(shared)) => shared.insert(range),
+            (true, None) => None,
+            (false, _) => after_replay.insert(range),
+        };
+        if let Some(block) = twice {
             return Err(format!("block {block} is referred to twice"));
         }
         if matches!(item.origin, ItemOrigin::Log(_)) {
@@ -247,6 +265,16 @@ impl ItemsPass<'_, '_> {
                 let mut earlier = earlier.iter();
                 earlier.find(|(range, _)| range.range().contains(&block)).map(|(_, birth)| *birth)
             };
+            if is_shared {
+                let birth = extent.generation;
+                let other = range.range().find(|block| own(*block) != Some(birth));
+                return other.map_or(Ok(()), |block| {
+                    Err(format!(
+                        "block {block}, born {birth}, is not one that this file has from the \
+                         fork's origin"
+                    ))
+                });
+            }
             let in_use = || range.range().filter(|block| self.checker.referenced.contains(*block));
             if let Some(block) = in_use().find(|block| own(*block).is_none()) {
                 return Err(format!(
@@ -255,6 +283,7 @@ impl ItemsPass<'_, '_> {
             }
             let of = self.checker.snapshots.of.get(&self.tree.id);
             let boundary = of.map_or(Generation(0), SubvolumeSnapshots::boundary);
+            let boundary = boundary.max(self.tree.lineage.origin.unwrap_or_default());
             let changed = |birth: &Generation| *birth <= boundary && *birth != extent.generation;
             if let Some(birth) = in_use().filter_map(own).find(changed) {
                 return Err(format!(
@@ -277,6 +306,7 @@ impl ItemsPass<'_, '_> {
         statistics.inodes += 1;
         statistics.files += u64::from(facts.file_type == FileType::Regular);
         statistics.directories += u64::from(facts.file_type == FileType::Directory);
+        self.checker.fork_inodes += u64::from(self.tree.lineage.origin.is_some());
         self.inodes.push(facts);
     }
 

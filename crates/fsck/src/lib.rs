@@ -36,6 +36,7 @@ pub mod dump;
 pub mod extract;
 mod file_group;
 mod file_tree;
+mod forks;
 mod item_stream;
 mod items;
 mod log;
@@ -184,6 +185,10 @@ fn run<'a>(
 #[cfg(test)]
 mod damage_tests;
 #[cfg(test)]
+mod fork_log_tests;
+#[cfg(test)]
+mod fork_tests;
+#[cfg(test)]
 mod give_up_tests;
 #[cfg(test)]
 mod log_tests;
@@ -197,6 +202,8 @@ mod salvage_tests;
 mod snapshot_tests;
 #[cfg(test)]
 mod subvolume_tests;
+#[cfg(test)]
+mod test_forks;
 #[cfg(test)]
 mod test_snapshots;
 #[cfg(test)]

@@ -35,7 +35,7 @@ impl Logged {
         Self {
             ring_block: block,
             sequence,
-            generation: 6,
+            generation: volume.superblock.generation.0 + 1,
             epoch: volume.superblock.log_epoch,
             flushed: sequence - 1,
             superblock: 0,

@@ -6,7 +6,11 @@ use crate::item_stream::{Item, Visitor, visit};
 use crate::names::names_of;
 use crate::object::ObjectId;
 use crate::report::Finding;
-use cairn_format::{DirectoryEntry, INODE_ROOT, InodeNumber, ItemKind, TREE_FILES, TreeId};
+use crate::subvolumes::is_left_over;
+use cairn_format::{
+    DirectoryEntry, EntryTarget, INODE_ROOT, InodeNumber, ItemKind, SubvolumeItem, TREE_FILES,
+    TreeId,
+};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The depth of the deepest path that is assembled.
@@ -16,22 +20,25 @@ const DEPTH_MAX: usize = 256;
 pub(crate) type Names = HashMap<ObjectId, (ObjectId, Vec<u8>)>;
 
 /// The first name found of each wanted object, with its directory.
-struct NameCollector {
+struct NameCollector<'c> {
+    subvolumes: &'c BTreeMap<TreeId, SubvolumeItem>,
     wanted: HashSet<ObjectId>,
     found: Names,
     /// The tree that is being visited.
     tree: TreeId,
 }
 
-impl Visitor for NameCollector {
+impl Visitor for NameCollector<'_> {
     fn item(&mut self, item: Item<'_>) -> Result<(), FsckError> {
         if item.key.kind == ItemKind::DirectoryEntry as u8
             && let Ok(entry) = DirectoryEntry::decode(item.value)
         {
             let child = ObjectId::named(self.tree, entry.target);
-            if self.wanted.contains(&child) {
-                let inode = InodeNumber(item.key.inode);
-                let directory = ObjectId { subvolume: self.tree, inode };
+            let inode = InodeNumber(item.key.inode);
+            let directory = ObjectId { subvolume: self.tree, inode };
+            let is_left_over = matches!(entry.target, EntryTarget::Subvolume(named)
+                if is_left_over(self.subvolumes, directory, named));
+            if self.wanted.contains(&child) && !is_left_over {
                 self.found.entry(child).or_insert((directory, entry.name));
             }
         }
@@ -56,7 +63,8 @@ pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         let directory = directory_of(&checker.trees, object);
         waiting.extend(directory.filter(|&directory| wanted.insert(directory)));
     }
-    let mut collector = NameCollector { wanted, found: HashMap::new(), tree: TREE_FILES };
+    let (subvolumes, found) = (&checker.subvolumes, HashMap::new());
+    let mut collector = NameCollector { subvolumes, wanted, found, tree: TREE_FILES };
     for tree in checker.trees.values() {
         collector.tree = tree.id;
         visit(&checker.reader, tree, &mut collector)?;

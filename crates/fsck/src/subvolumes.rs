@@ -3,6 +3,7 @@
 //! [`add_items`] and [`check_items`] belong to pass `Trees`, [`check_names`] to pass `Namespace`.
 use crate::checker::{Checker, LostNode};
 use crate::file_tree::FileTree;
+use crate::forks;
 use crate::names::find_inode;
 use crate::object::ObjectId;
 use crate::report::{Finding, PassId, Severity, Structure};
@@ -171,6 +172,7 @@ fn problems_of_items(checker: &Checker<'_>, all_known: bool) -> Vec<(TreeId, Str
             problems.push((id, problem));
         }
     }
+    problems.extend(forks::problems_of_items(checker, all_known));
     let circles = circles(items);
     problems.extend(circles.into_iter().map(|id| (id, "is, by its parents, in itself".into())));
     problems
@@ -193,6 +195,20 @@ fn circles(items: &BTreeMap<TreeId, SubvolumeItem>) -> Vec<TreeId> {
         settled.extend(path);
     }
     circles
+}
+
+/// Whether a fork has an entry from its origin that names a subvolume there, and that is still to
+/// be removed from the fork.
+pub(crate) fn is_left_over(
+    items: &BTreeMap<TreeId, SubvolumeItem>,
+    directory: ObjectId,
+    named: TreeId,
+) -> bool {
+    let is_home = |item: &SubvolumeItem| {
+        (item.parent, item.directory) == (directory.subvolume, directory.inode)
+    };
+    let may_be = items.get(&directory.subvolume).is_some_and(|item| item.names_others);
+    may_be && !items.get(&named).is_some_and(is_home)
 }
 
 /// Each subvolume but the first and dying ones has one name, in the directory that its item names;
@@ -221,6 +237,8 @@ pub(crate) fn check_names(checker: &mut Checker<'_>, trees: &BTreeMap<TreeId, Fi
         let home = ObjectId { subvolume: item.parent, inode: item.directory };
         let problem = match names {
             [] if item.is_dying => continue,
+            // Not all of its names were read.
+            [] if trees.get(&item.parent).is_some_and(|tree| tree.is_partial) => continue,
             _ if item.is_dying => format!("is being removed but has {} names", names.len()),
             [directory] if *directory == home => continue,
             [directory] => format!("has its name in {directory} instead of {home}"),

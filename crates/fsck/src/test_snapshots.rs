@@ -1,25 +1,80 @@
-//! Builds volumes with snapshots, one transaction after the other: each writes the nodes that
-//! changed, shares the others with the state before, and puts what it gives up into dead lists.
+//! Builds volumes with snapshots and forks, one transaction after the other: each writes the nodes
+//! of one subvolume that changed, shares the others with the state before, and puts what it gives
+//! up into dead lists.
 use crate::test_volume::{TestVolume, VOLUME};
 use cairn_format::*;
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 
 /// A node: its level, and keys and values of what is in it.
 type Content = (u8, Vec<(Key, Vec<u8>)>);
 
-/// A volume whose first subvolume has snapshots.
-pub(crate) struct SnapshotVolume {
-    pub(crate) volume: TestVolume,
+/// A subvolume and its snapshots.
+#[derive(Clone)]
+pub(crate) struct Lineage {
+    id: TreeId,
+    /// The snapshot that it began as, if it is a fork.
+    origin: Option<Generation>,
     /// The nodes of the head.
     nodes: BTreeMap<Content, ChildPointer>,
     pub(crate) root: NodePointer,
-    /// Birth of each block of the head, and whether it belongs to a node.
-    head: BTreeMap<u64, (Generation, bool)>,
+    /// Birth of each block of the head that it does not have from its origin, and whether it
+    /// belongs to a node.
+    blocks: BTreeMap<u64, (Generation, bool)>,
     pub(crate) snapshots: BTreeMap<Generation, SnapshotItem>,
     pub(crate) lists: BTreeMap<Generation, DeadListItem>,
     pub(crate) cleanups: BTreeMap<Generation, CleanupItem>,
+}
+
+impl Lineage {
+    fn new(id: TreeId) -> Self {
+        Self {
+            id,
+            origin: None,
+            nodes: BTreeMap::new(),
+            root: NodePointer::default(),
+            blocks: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            lists: BTreeMap::new(),
+            cleanups: BTreeMap::new(),
+        }
+    }
+
+    fn boundary(&self) -> Generation {
+        self.snapshots.last_key_value().map_or(Generation(0), |(generation, _)| *generation)
+    }
+
+    fn is_own(&self, birth: Generation) -> bool {
+        self.origin.is_none_or(|origin| birth > origin)
+    }
+}
+
+/// A volume whose subvolumes have snapshots.
+pub(crate) struct SnapshotVolume {
+    pub(crate) volume: TestVolume,
+    /// The first subvolume; within [`SnapshotVolume::within`] of another one.
+    pub(crate) head: Lineage,
+    /// The others; within `within` the first one in place of the other.
+    others: BTreeMap<TreeId, Lineage>,
     /// Runs by list and the transaction that added them.
     pub(crate) dead: BTreeMap<(u64, Generation), Vec<DeadRun>>,
+    /// The items in each snapshot, and its nodes.
+    contents: BTreeMap<(TreeId, Generation), SnapshotContent>,
+}
+
+type SnapshotContent = (BTreeMap<Key, Vec<u8>>, BTreeMap<Content, ChildPointer>);
+
+impl Deref for SnapshotVolume {
+    type Target = Lineage;
+    fn deref(&self) -> &Lineage {
+        &self.head
+    }
+}
+
+impl DerefMut for SnapshotVolume {
+    fn deref_mut(&mut self) -> &mut Lineage {
+        &mut self.head
+    }
 }
 
 impl SnapshotVolume {
@@ -71,22 +126,57 @@ impl SnapshotVolume {
         volume.born = volume.superblock.generation.next();
         Self {
             volume,
-            nodes: BTreeMap::new(),
-            root: NodePointer::default(),
-            head: BTreeMap::new(),
-            snapshots: BTreeMap::new(),
-            lists: BTreeMap::new(),
-            cleanups: BTreeMap::new(),
+            head: Lineage::new(TREE_FILES),
+            others: BTreeMap::new(),
             dead: BTreeMap::new(),
+            contents: BTreeMap::new(),
         }
+    }
+
+    /// Makes a fork of a snapshot of the subvolume whose items these are, in the transaction that
+    /// was just committed. Its name in the root directory there becomes durable with the next one.
+    pub(crate) fn fork(&mut self, snapshot: &str, name: &str) -> TreeId {
+        let origin = Origin { subvolume: self.head.id, generation: self.named(snapshot) };
+        let id = self.volume.make_subvolume(self.head.id, INODE_ROOT.0, name);
+        self.volume.superblock.features.incompatible |= Features::FORKS;
+        let generation = self.generation();
+        let item = self.volume.subvolumes.get_mut(&id).unwrap();
+        (item.origin, item.generation) = (Some(origin), generation);
+        item.number += 100;
+        let key = (origin.subvolume, origin.generation);
+        let (items, nodes) = self.contents[&key].clone();
+        self.volume.others.insert(id, items);
+        let root = self.head.snapshots[&origin.generation].root;
+        let origin = Some(origin.generation);
+        self.others.insert(id, Lineage { origin, nodes, root, ..Lineage::new(id) });
+        id
+    }
+
+    /// Calls `change` with another subvolume in place of the first.
+    pub(crate) fn within<T>(&mut self, id: TreeId, change: impl FnOnce(&mut Self) -> T) -> T {
+        self.exchange(id);
+        let result = change(self);
+        self.exchange(id);
+        result
+    }
+
+    fn exchange(&mut self, id: TreeId) {
+        std::mem::swap(&mut self.head, self.others.get_mut(&id).unwrap());
+        std::mem::swap(&mut self.volume.items, self.volume.others.get_mut(&id).unwrap());
+    }
+
+    /// The subvolume with this id, whichever is in its place.
+    pub(crate) fn lineage(&mut self, id: TreeId) -> &mut Lineage {
+        let all = std::iter::once(&mut self.head).chain(self.others.values_mut());
+        all.into_iter().find(|lineage| lineage.id == id).unwrap()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Lineage> {
+        std::iter::once(&self.head).chain(self.others.values())
     }
 
     pub(crate) fn generation(&self) -> Generation {
         self.volume.superblock.generation
-    }
-
-    fn boundary(&self) -> Generation {
-        self.snapshots.last_key_value().map_or(Generation(0), |(generation, _)| *generation)
     }
 
     fn is_inode(&self, inode: u64) -> impl Fn(&Key) -> bool + use<> {
@@ -152,7 +242,7 @@ impl SnapshotVolume {
         self.volume.superblock.generation = generation;
         self.volume.born = generation.next();
         let items: Vec<(Key, Vec<u8>)> = self.volume.items.clone().into_iter().collect();
-        let before = std::mem::take(&mut self.nodes);
+        let before = std::mem::take(&mut self.head.nodes);
         let (mut level, mut pointers) = (0, self.write_level(&before, 0, items));
         while pointers.len() > 1 {
             level += 1;
@@ -163,11 +253,11 @@ impl SnapshotVolume {
         self.root = NodePointer { block, generation, level };
         let mut head = BTreeMap::new();
         let mut refer = |range: BlockRange, birth, is_node| {
-            for block in range.range() {
+            for block in range.range().filter(|_| self.head.is_own(birth)) {
                 assert!(head.insert(block, (birth, is_node)).is_none());
             }
         };
-        for child in self.nodes.values() {
+        for child in self.head.nodes.values() {
             refer(BlockRange::node(child.block), child.generation, true);
         }
         let extents =
@@ -176,11 +266,11 @@ impl SnapshotVolume {
             let extent = Extent::decode(value).unwrap();
             refer(extent.range(), extent.generation, false);
         }
-        let before = std::mem::replace(&mut self.head, head);
+        let before = std::mem::replace(&mut self.head.blocks, head);
         let boundary = self.boundary();
         let list = self.lists.last_key_value().map(|(_, list)| list.list);
         for (block, (birth, is_node)) in before {
-            if self.head.contains_key(&block) || birth > boundary {
+            if self.head.blocks.contains_key(&block) || birth > boundary {
                 continue;
             }
             let key = (list.unwrap(), self.generation());
@@ -226,7 +316,7 @@ impl SnapshotVolume {
                 Some(child) => *child,
                 None => {
                     let (address, generation) = (self.volume.allocate_node(), self.generation());
-                    let mut node = Node::new(VOLUME, TREE_FILES, level, address, generation);
+                    let mut node = Node::new(VOLUME, self.head.id, level, address, generation);
                     for (at, (key, value)) in content.1.iter().enumerate() {
                         node.insert(at, *key, value).unwrap();
                     }
@@ -254,8 +344,11 @@ impl SnapshotVolume {
             uuid: [list as u8; 16],
             name: name.as_bytes().to_vec(),
         };
-        self.snapshots.insert(self.generation(), item);
-        self.lists.insert(self.generation(), DeadListItem { list });
+        let generation = self.generation();
+        self.head.snapshots.insert(generation, item);
+        self.head.lists.insert(generation, DeadListItem { list });
+        let contents = (self.volume.items.clone(), self.head.nodes.clone());
+        self.contents.insert((self.head.id, generation), contents);
     }
 
     /// The nodes of the head.
@@ -307,21 +400,21 @@ impl SnapshotVolume {
 
     /// Fills the items of trees 3 and 4.
     pub(crate) fn make_items(&mut self) {
-        let key = |kind, generation| Key::of_subvolume(TREE_FILES, kind, generation);
-        let items = &mut self.volume.snapshots;
-        items.extend(
-            self.snapshots.iter().map(|(at, item)| (key(ItemKind::Snapshot, *at), item.encode())),
-        );
-        items.extend(
-            self.lists
-                .iter()
-                .map(|(at, item)| (key(ItemKind::DeadList, *at), item.encode().to_vec())),
-        );
-        items.extend(
-            self.cleanups
-                .iter()
-                .map(|(at, item)| (key(ItemKind::Cleanup, *at), item.encode().to_vec())),
-        );
+        let mut items = BTreeMap::new();
+        for lineage in self.all() {
+            let key = |kind, generation| Key::of_subvolume(lineage.id, kind, generation);
+            let snapshots = lineage.snapshots.iter();
+            items.extend(snapshots.map(|(at, item)| (key(ItemKind::Snapshot, *at), item.encode())));
+            let lists = lineage.lists.iter();
+            items.extend(
+                lists.map(|(at, item)| (key(ItemKind::DeadList, *at), item.encode().to_vec())),
+            );
+            let cleanups = lineage.cleanups.iter();
+            items.extend(
+                cleanups.map(|(at, item)| (key(ItemKind::Cleanup, *at), item.encode().to_vec())),
+            );
+        }
+        self.volume.snapshots.extend(items);
         let dead = self.dead.iter().filter(|(_, runs)| !runs.is_empty());
         self.volume.dead.extend(dead.map(|((list, generation), runs)| {
             (Key::dead_runs(*list, *generation, 0), DeadRun::encode_all(runs))
@@ -336,12 +429,19 @@ impl SnapshotVolume {
 
     /// As `write`, with the items as they are.
     pub(crate) fn write_made(&mut self) {
-        let volume = &mut self.volume;
-        volume.written = BTreeMap::from([(TREE_FILES, self.root)]);
-        volume.nodes.clear();
+        self.make_state();
+        self.volume.write();
+    }
+
+    /// Says which roots and blocks there are.
+    pub(crate) fn make_state(&mut self) {
         let runs = self.dead.values().flatten().map(|run| run.range);
-        let head = self.head.keys().map(|block| BlockRange::new(BlockNumber(*block), 1));
-        volume.data = head.chain(runs).collect();
-        volume.write();
+        let blocks = self.all().flat_map(|lineage| lineage.blocks.keys());
+        let blocks = blocks.map(|block| BlockRange::new(BlockNumber(*block), 1));
+        let data = blocks.chain(runs).collect();
+        let written = self.all().map(|lineage| (lineage.id, lineage.root)).collect();
+        let volume = &mut self.volume;
+        volume.nodes.clear();
+        (volume.data, volume.written) = (data, written);
     }
 }

@@ -13,6 +13,7 @@ use crate::readable_tree::{Leaves, ReadableTree};
 use crate::reader::{Reader, read_data};
 use crate::repair::{Remains, remains};
 use crate::report::{Finding, PassId, Progress, Severity, Structure};
+use crate::subvolumes::is_left_over;
 use crate::{CheckOptions, FsckError, log, snapshots, superblocks, trees};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
@@ -174,6 +175,7 @@ impl<'a> TreeReader<'a> {
         let superblocks = superblocks::read(device)?;
         let options = CheckOptions { data: false, repair: false };
         let mut checker = Checker::new(device, options, superblocks, progress);
+        checker.forks_whole_max = usize::MAX;
         superblocks::check(&mut checker)?;
         log::check(&mut checker)?;
         trees::check(&mut checker)?;
@@ -381,9 +383,15 @@ impl<'a> TreeReader<'a> {
         orphan.is_some_and(|value| decode_orphan(&value) == Ok(OrphanKind::Remove))
     }
 
-    /// Whether an entry leads out of what is read: to a subvolume, from a snapshot.
-    pub(crate) fn leads_out(&self, entry: &DirectoryEntry) -> bool {
-        self.is_snapshot && matches!(entry.target, EntryTarget::Subvolume(_))
+    /// Whether an entry leads out of what is read: to a subvolume, from a snapshot; or to one of
+    /// its origin, from a fork.
+    pub(crate) fn leads_out(&self, directory: ObjectId, entry: &DirectoryEntry) -> bool {
+        match entry.target {
+            EntryTarget::Subvolume(named) => {
+                self.is_snapshot || is_left_over(&self.subvolumes, directory, named)
+            }
+            EntryTarget::Inode(..) => false,
+        }
     }
 
     /// Whether nodes of a tree are lost.

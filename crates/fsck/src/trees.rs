@@ -5,6 +5,7 @@
 //! nodes hold.
 use crate::FsckError;
 use crate::checker::{Checker, LostNode};
+use crate::forks::{self, Lineage};
 use crate::object::ObjectId;
 use crate::reader::NODES_PER_READ;
 use crate::report::{Finding, PassId, Severity, Structure};
@@ -28,25 +29,35 @@ pub(crate) struct ExpectedNode {
     pub(crate) lower: Key,
     /// A bound above all keys, if there is one.
     pub(crate) upper: Option<Key>,
+    pub(crate) lineage: Lineage,
     is_root: bool,
 }
 
 impl ExpectedNode {
     pub(crate) fn root(tree: TreeId, pointer: NodePointer, parent_generation: Generation) -> Self {
-        Self { tree, pointer, parent_generation, lower: Key::MIN, upper: None, is_root: true }
+        let (lower, upper, lineage) = (Key::MIN, None, Lineage::default());
+        Self { tree, pointer, parent_generation, lower, upper, lineage, is_root: true }
+    }
+
+    /// The same in a tree that may be that of a fork.
+    pub(crate) fn with(self, lineage: Lineage) -> Self {
+        Self { lineage, ..self }
+    }
+
+    /// Whether a fork has the node from its origin.
+    pub(crate) fn is_of_origin(&self) -> bool {
+        self.lineage.is_of_origin(self.pointer.generation)
     }
 }
 
 /// Runs the pass.
 pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     checker.snapshots.needs_all_leaves = checker.options.data && !checker.log_is_empty();
-    let mut walk = TreeWalk { checker, roots: Vec::new() };
+    let mut walk = TreeWalk { checker, roots: Vec::new(), reads_shared: true };
     let superblock = &walk.checker.superblock;
     let root = ExpectedNode::root(TREE_ROOTS, superblock.root, superblock.generation);
     walk.visit_all(&[root]);
     let mut roots = std::mem::take(&mut walk.roots);
-    // What the other trees refer to depends on the snapshots.
-    roots.sort_by_key(|root| root.tree != TREE_SUBVOLUMES);
     for root in &roots {
         checker.snapshots.add_root(root.tree, root.pointer);
     }
@@ -60,9 +71,19 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
             checker.found(finding(Structure::Item, format!("the root tree has no tree {tree}")));
         }
     }
-    let mut walk = TreeWalk { checker, roots: Vec::new() };
-    walk.visit_all(&roots);
+    // What the other trees refer to depends on forks and snapshots.
+    let (first, others): (Vec<_>, Vec<_>) =
+        roots.drain(..).partition(|root| root.tree == TREE_SUBVOLUMES);
+    TreeWalk { checker, roots, reads_shared: true }.visit_all(&first);
+    let reads_shared = forks::are_read_whole(checker);
+    let others: Vec<ExpectedNode> =
+        others.into_iter().map(|root| root.with(checker.lineage_of(root.tree))).collect();
+    for root in others.iter().filter(|root| root.tree.holds_files()) {
+        checker.tree(root.tree).lineage = root.lineage;
+    }
+    TreeWalk { checker, roots: Vec::new(), reads_shared }.visit_all(&others);
     subvolumes::check_items(checker);
+    forks::check(checker);
     checker.report.statistics.referenced_blocks = checker.referenced.count();
     let allocatable = checker.superblock.geometry.allocatable().blocks;
     checker.report.statistics.free_blocks =
@@ -78,6 +99,8 @@ struct TreeWalk<'c, 'a> {
     checker: &'c mut Checker<'a>,
     /// The roots in the leaves of the root tree.
     roots: Vec<ExpectedNode>,
+    /// Whether what forks share with their origins is read.
+    reads_shared: bool,
 }
 
 impl TreeWalk<'_, '_> {
@@ -85,12 +108,15 @@ impl TreeWalk<'_, '_> {
     fn visit_all(&mut self, expected: &[ExpectedNode]) -> Subtree {
         let mut all = Subtree::NOTHING;
         for chunk in expected.chunks(NODES_PER_READ) {
-            let claimed: Vec<ExpectedNode> =
+            let mut claimed: Vec<ExpectedNode> =
                 chunk.iter().filter(|expected| self.claim_node(expected)).copied().collect();
+            all.is_whole &= claimed.len() == chunk.len();
+            if !self.reads_shared {
+                claimed.retain(|expected| !self.leave_out(expected));
+            }
             let addresses: Vec<BlockNumber> =
                 claimed.iter().map(|expected| expected.pointer.block).collect();
             let nodes = self.checker.reader.nodes(&addresses);
-            all.is_whole &= claimed.len() == chunk.len();
             for (expected, node) in claimed.iter().zip(nodes) {
                 all.add(match node {
                     Ok(node) => self.visit(expected, &node),
@@ -99,6 +125,15 @@ impl TreeWalk<'_, '_> {
             }
         }
         all
+    }
+
+    /// Whether a fork has a node from its origin, so that it is not read here.
+    fn leave_out(&mut self, expected: &ExpectedNode) -> bool {
+        let is_of_origin = expected.is_of_origin();
+        if is_of_origin && let Some(tree) = self.checker.trees.get_mut(&expected.tree) {
+            tree.is_partial = true;
+        }
+        is_of_origin
     }
 
     fn damaged(&mut self, expected: &ExpectedNode, problem: impl Into<String>) -> Subtree {
@@ -124,6 +159,9 @@ impl TreeWalk<'_, '_> {
             Some(format!("the pointer to it says level {level}"))
         } else if !block.0.is_multiple_of(NODE_BLOCKS) || !self.checker.reader.contains(range) {
             Some("a pointer to it leads outside the volume, or between nodes".to_string())
+        } else if expected.is_of_origin() {
+            // The origin's snapshot has it, and so somebody else counts it.
+            None
         } else {
             self.checker
                 .referenced
@@ -149,23 +187,32 @@ impl TreeWalk<'_, '_> {
         if let Some(problem) = contradiction(expected, node) {
             return self.damaged(expected, format!("tree {}: {problem}", expected.tree));
         }
-        let (range, generation) = (BlockRange::node(node.address()), node.generation());
-        self.checker.snapshots.add_reference(expected.tree, range, generation);
         let mut subtree = Subtree::of_node(node);
-        self.checker.report.statistics.nodes += 1;
+        let is_own = !expected.is_of_origin();
+        if is_own {
+            let (range, generation) = (BlockRange::node(node.address()), node.generation());
+            self.checker.snapshots.add_reference(expected.tree, range, generation);
+            self.checker.report.statistics.nodes += 1;
+        } else {
+            subtree.references = Fingerprint::default();
+        }
         if node.level() > 0 {
             subtree.add(self.visit_all(&children(expected, node)));
         } else {
             subtree.add(self.visit_leaf(expected, node));
         }
-        self.checker.snapshots.remember(node, subtree);
+        if is_own {
+            self.checker.snapshots.remember(node, subtree);
+        }
         subtree
     }
 
     fn visit_leaf(&mut self, expected: &ExpectedNode, node: &Node) -> Subtree {
         let statistics = &mut self.checker.report.statistics;
-        statistics.leaves += 1;
-        statistics.leaf_bytes_used += node.used_bytes() as u64;
+        if !expected.is_of_origin() {
+            statistics.leaves += 1;
+            statistics.leaf_bytes_used += node.used_bytes() as u64;
+        }
         if node.count() == 0 && !expected.is_root {
             let problem = format!("tree {}: a leaf without items", expected.tree);
             let empty = Finding::new(PassId::Trees, Severity::Warning, Structure::Node, problem);
@@ -186,7 +233,7 @@ impl TreeWalk<'_, '_> {
                     tree.leaves.push(node.address());
                     tree.leaf_bounds.push(expected.lower);
                 }
-                extents = self.claim_extents(node);
+                extents = self.claim_extents(expected, node);
             }
         }
         let (done, total) = (
@@ -229,12 +276,13 @@ impl TreeWalk<'_, '_> {
 
     /// Marks the blocks of a leaf's extents. Pass `Items` reports an extent that can't be decoded,
     /// unless the log replaces it: then that pass does not see it, but replay does.
-    fn claim_extents(&mut self, node: &Node) -> Subtree {
+    fn claim_extents(&mut self, expected: &ExpectedNode, node: &Node) -> Subtree {
+        let id = expected.tree;
         let has_snapshots = self.checker.superblock.features.has_snapshots();
         let mut extents = Subtree::NOTHING;
         for (key, value) in node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8) {
-            let object = ObjectId { subvolume: node.tree(), inode: InodeNumber(key.inode) };
-            let tree = self.checker.trees.get(&node.tree());
+            let object = ObjectId { subvolume: id, inode: InodeNumber(key.inode) };
+            let tree = self.checker.trees.get(&id);
             let extent = match Extent::decode(value) {
                 Ok(extent) => extent,
                 Err(error) if tree.is_some_and(|tree| tree.changes.items.contains_key(&key)) => {
@@ -250,24 +298,27 @@ impl TreeWalk<'_, '_> {
                     continue;
                 }
             };
-            if has_snapshots {
+            let is_own = !expected.lineage.is_of_origin(extent.generation);
+            if has_snapshots && is_own {
                 let (range, birth) = (extent.range(), extent.generation);
-                self.checker.snapshots.add_reference(node.tree(), range, birth);
+                self.checker.snapshots.add_reference(id, range, birth);
                 extents.references.add(Fingerprint::of(range, birth));
             }
             let problem = if !self.checker.reader.contains(extent.range()) {
                 Some(format!("{} blocks at {} lie outside the volume", extent.blocks, extent.start))
-            } else {
+            } else if is_own {
                 self.checker
                     .referenced
                     .insert(extent.range())
                     .map(|block| format!("block {block} is referred to twice"))
+            } else {
+                None
             };
             if let Some(problem) = problem {
                 let problem = format!("extent {key:?}: {problem}");
                 self.checker
                     .found(finding(Structure::Item, problem).at(node.address().0).of(object));
-            } else if let Some(tree) = self.checker.trees.get_mut(&node.tree())
+            } else if let Some(tree) = self.checker.trees.get_mut(&id)
                 && tree.changes.extent_inodes.contains(&key.inode)
             {
                 tree.earlier_extents
@@ -277,7 +328,7 @@ impl TreeWalk<'_, '_> {
             }
         }
         if !extents.is_whole {
-            self.checker.snapshots.add_uncountable(node.tree());
+            self.checker.snapshots.add_uncountable(id);
         }
         extents
     }
@@ -286,7 +337,7 @@ impl TreeWalk<'_, '_> {
 /// What in `node` contradicts its parent.
 pub(crate) fn contradiction(expected: &ExpectedNode, node: &Node) -> Option<String> {
     let pointer = &expected.pointer;
-    if node.tree() != expected.tree {
+    if !expected.lineage.accepts(node, expected.tree) {
         return Some(format!("belongs to tree {}", node.tree()));
     }
     if node.generation() != pointer.generation {
@@ -307,7 +358,7 @@ pub(crate) fn contradiction(expected: &ExpectedNode, node: &Node) -> Option<Stri
     Some(format!("key {key:?} lies outside {:?}..{:?}", expected.lower, expected.upper))
 }
 
-/// What an inner node says about its children.
+/// What an inner node says about its children. Those that a dying fork has given up are left out.
 pub(crate) fn children(expected: &ExpectedNode, node: &Node) -> Vec<ExpectedNode> {
     (0..node.count())
         .map(|index| {
@@ -326,8 +377,10 @@ pub(crate) fn children(expected: &ExpectedNode, node: &Node) -> Vec<ExpectedNode
                 } else {
                     expected.upper
                 },
+                lineage: expected.lineage,
                 is_root: false,
             }
         })
+        .filter(|child| !child.lineage.has_given_up(child.upper))
         .collect()
 }

@@ -159,7 +159,7 @@ impl<'r, 'a> Walk<'r, 'a> {
             self.open[at].next_slot = slot.checked_add(1);
             self.open[at].names = self.open[at].names.map(|names| names + 1);
             return match entry {
-                Ok(entry) if self.reader.leads_out(&entry) => continue,
+                Ok(entry) if self.reader.leads_out(directory, &entry) => continue,
                 Ok(entry) => self.named_object(directory, entry),
                 Err(problem) => {
                     let problem = format!("a name in this directory is damaged: {problem}");

@@ -4,8 +4,8 @@ use crate::{FsckError, superblocks};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
     BlockNumber, BlockRange, CleanupItem, DeadListItem, DeadRun, DirectoryEntry, EntryTarget,
-    Extent, InodeItem, ItemKind, Key, NODE_BLOCKS, Node, RootItem, SnapshotItem, SubvolumeItem,
-    TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
+    Extent, InodeItem, ItemKind, Key, NODE_BLOCKS, Node, Origin, RootItem, SnapshotItem,
+    SubvolumeItem, TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
 };
 use serde::Serialize;
 use std::fmt;
@@ -216,7 +216,10 @@ fn describe_snapshot(item: &SnapshotItem) -> String {
         item.root.level,
         item.created_ns,
         hexadecimal(&item.uuid),
-        if item.is_held { ", held" } else { "" }
+        [(item.is_held, ", held"), (item.is_hidden, ", hidden"), (item.names_none, ", names none")]
+            .into_iter()
+            .filter_map(|(is_so, text)| is_so.then_some(text))
+            .collect::<String>()
     )
 }
 
@@ -235,8 +238,18 @@ fn hexadecimal(bytes: &[u8]) -> String {
 
 fn describe_subvolume(item: &SubvolumeItem) -> String {
     let uuid = hexadecimal(&item.uuid);
+    let mut origin = String::new();
+    if let Some(Origin { subvolume, generation }) = item.origin {
+        origin += &format!(", fork of the snapshot of {generation} of subvolume {subvolume}");
+    }
+    if item.names_others {
+        origin += ", names others";
+    }
+    if item.cursor != Key::MIN {
+        origin += &format!(", given up below {:?}", item.cursor);
+    }
     format!(
-        "number {}, in directory {} of subvolume {}, generation {}, created {} ns after 1970, {uuid}{}",
+        "number {}, in directory {} of subvolume {}, generation {}, created {} ns after 1970, {uuid}{origin}{}",
         item.number,
         item.directory,
         item.parent,

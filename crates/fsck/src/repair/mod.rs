@@ -23,6 +23,7 @@ use crate::FsckError;
 use crate::bitmaps::{Allocation, allocation};
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
+use crate::forks;
 use crate::item_stream::{Item, Visitor, visit};
 use crate::object::ObjectId;
 use crate::report::{Finding, Losses};
@@ -271,6 +272,11 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
         Some("the device is shorter than the volume")
     } else if counters.iter().any(|counter| *counter > COUNTER_WRITABLE_MAX - COUNTED_MAX) {
         Some("a counter is at its end")
+    } else if forks::exist(checker) {
+        Some(
+            "the volume has forks, and this version can't repair what they share with other \
+             subvolumes; copy the files out with `cairn fsck --extract`, and make a new volume",
+        )
     } else if superblock.features.has_snapshots() && lost(TREE_SUBVOLUMES) {
         Some(
             "the tree that names the snapshots is damaged, and a repair would lose them; copy the \

@@ -21,11 +21,14 @@ pub(super) fn example(
     let reader = &checker.reader;
     let (head, dead) =
         (checker.snapshots.roots.get(&id)?, checker.snapshots.roots.get(&TREE_DEAD)?);
+    let lineage = checker.lineage_of(id);
+    let is_own = |(_, birth, _): &Reference| !lineage.is_of_origin(Generation(*birth));
     let mut in_tree = Vec::new();
     add_references(reader, of.snapshots.get(&generation)?.root, &mut in_tree);
     let mut kept = Vec::new();
     add_references(reader, *head, &mut kept);
-    kept.retain(|(_, birth, _)| *birth <= generation.0);
+    in_tree.retain(is_own);
+    kept.retain(|run| run.1 <= generation.0 && is_own(run));
     let lists: BTreeSet<u64> = of.lists.range(generation..).map(|(_, list)| *list).collect();
     visit_nodes(reader, *dead, &mut |leaf| {
         let of_lists = leaf.items().filter(|(key, _)| lists.contains(&key.inode));

@@ -68,14 +68,18 @@ fn of_run(
     }
     let twice = checker.referenced.insert(run.range);
     let (id, since) = owner?;
+    let is_of_origin = checker.lineage_of(id).is_of_origin(run.birth);
     let of = checker.snapshots.of.get_mut(&id)?;
-    let is_kept = of.keep(run.range, run.birth, Some(since));
+    let is_kept = !is_of_origin && of.keep(run.range, run.birth, Some(since));
     let is_to_be_freed = of.is_to_be_freed(run.birth, since);
     if let Some(block) = twice {
         return Some(format!("block {block} is referred to twice"));
     }
     if run.birth.0 == 0 || run.birth > since {
         return Some(format!("impossible in a list since {since}"));
+    }
+    if is_of_origin {
+        return Some("the subvolume is a fork that has them from its origin".into());
     }
     // While a snapshot or its item is missing, others may need it.
     let items_known = !checker.lost_nodes.iter().any(|lost| lost.concerns(TREE_SUBVOLUMES));

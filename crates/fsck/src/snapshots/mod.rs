@@ -140,7 +140,8 @@ impl Snapshots {
         }
     }
 
-    /// Remembers a node of a superblock's tree if a snapshot may have it too.
+    /// Remembers a node of a superblock's tree if a snapshot may have it too. A fork's nodes that
+    /// are its origin's are not remembered as the fork's.
     pub(crate) fn remember(&mut self, node: &Node, below: Subtree) {
         let boundary = self.of.get(&node.tree()).map(SubvolumeSnapshots::boundary);
         if !self.needs_all_leaves
@@ -238,7 +239,9 @@ fn of_subvolume(
                  {newest}"
             ));
         }
-        if let Some(other) = names.insert(&snapshot.name, generation) {
+        if !snapshot.is_hidden
+            && let Some(other) = names.insert(&snapshot.name, generation)
+        {
             let name = String::from_utf8_lossy(&snapshot.name);
             problems
                 .push(format!("has two snapshots named {name:?}, of {other} and of {generation}"));
@@ -281,7 +284,7 @@ fn find<'c>(
     name: &[u8],
 ) -> Option<(Generation, &'c SnapshotItem)> {
     let mut snapshots = checker.snapshots.of.get(&subvolume)?.snapshots.iter();
-    let found = snapshots.find(|(_, item)| item.name == name);
+    let found = snapshots.find(|(_, item)| item.name == name && !item.is_hidden);
     found.map(|(generation, item)| (*generation, item))
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn readable(
 ) -> Result<(ReadableTree, Vec<Finding>), FsckError> {
     let Some((generation, snapshot)) = find(checker, subvolume, name) else {
         let of = checker.snapshots.of.get(&subvolume).into_iter();
-        let names = of.flat_map(|of| of.snapshots.values());
+        let names = of.flat_map(|of| of.snapshots.values()).filter(|item| !item.is_hidden);
         let names: Vec<String> = names.map(|item| crate::names::shown(&item.name)).collect();
         return Err(FsckError::NoSnapshot {
             subvolume: subvolume.0,
@@ -38,7 +38,8 @@ pub(crate) fn readable(
         });
     };
     let mut found = Found::default();
-    visit(&checker.reader, &ExpectedNode::root(subvolume, snapshot.root, generation), &mut found);
+    let root = ExpectedNode::root(subvolume, snapshot.root, generation);
+    visit(&checker.reader, &root.with(checker.lineage_of(subvolume)), &mut found);
     let Found { leaves, gaps, problems } = found;
     let finding = |(block, problem): (BlockNumber, String)| {
         let problem = format!("{}: {problem}", shown(snapshot, generation));

@@ -8,6 +8,7 @@ use super::{KnownNode, SnapshotLeaf, SubvolumeSnapshots, compare, dead_runs};
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::file_tree::FileTree;
+use crate::forks::{self, Lineage};
 use crate::reader::{NODES_PER_READ, Reader};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::trees::{ExpectedNode, children, contradiction};
@@ -33,8 +34,9 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         for (&generation, snapshot) in &of.snapshots {
             let of_this = of.kept.get(&generation).copied().unwrap_or_default();
             kept.add(of_this);
+            let lineage = checker.lineage_of(id);
             let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
-            let root = ExpectedNode::root(id, snapshot.root, generation);
+            let root = ExpectedNode::root(id, snapshot.root, generation).with(lineage);
             let below = walk.visit_all(&[root]);
             let mut is_damaged = !below.is_whole;
             if is_damaged && !walk.found {
@@ -64,6 +66,20 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
                 is_damaged = true;
             }
             if below.is_whole && total <= CHECKED_WHOLE_MAX {
+                let problems = forks::not_of_origin(checker, &root);
+                let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
+                for (block, problem) in problems {
+                    walk.report(Some(block), Structure::Item, problem);
+                }
+                is_damaged |= walk.found;
+            }
+            // What a fork's snapshot has from the origin can be read if that snapshot can.
+            let of_origin = checker.subvolumes.get(&id).and_then(|item| item.origin);
+            let is_readable = of_origin.is_none_or(|origin| {
+                let snapshot = (origin.subvolume, origin.generation);
+                !is_damaged && !checker.snapshots.damaged.contains(&snapshot)
+            });
+            if below.is_whole && is_readable && total <= CHECKED_WHOLE_MAX {
                 is_damaged |= check_whole(checker, id, generation, snapshot)?;
             }
             if is_damaged {
@@ -92,6 +108,9 @@ fn is_known(checker: &Checker<'_>, id: TreeId, of: &SubvolumeSnapshots) -> bool 
 
 /// The beginning of each finding about a snapshot.
 pub(crate) fn shown(snapshot: &SnapshotItem, generation: Generation) -> String {
+    if snapshot.is_hidden {
+        return format!("hidden snapshot (of generation {generation})");
+    }
     let name = crate::names::shown(&snapshot.name);
     format!("snapshot \"{name}\" (of generation {generation})")
 }
@@ -128,6 +147,10 @@ impl SnapshotWalk<'_, '_> {
         for chunk in expected.chunks(NODES_PER_READ) {
             let mut unknown = Vec::new();
             for expected in chunk {
+                if expected.is_of_origin() && self.pointer_problem(expected).is_none() {
+                    // It is read in the origin's snapshot.
+                    continue;
+                }
                 let known = self.checker.snapshots.known.get(&expected.pointer.block.0).copied();
                 match (self.pointer_problem(expected), known) {
                     (Some(problem), _) => {
@@ -202,17 +225,18 @@ impl SnapshotWalk<'_, '_> {
         if node.level() > 0 {
             below.add(self.visit_all(&children(expected, node)));
         } else {
-            below.add(self.visit_leaf(node));
+            below.add(self.visit_leaf(expected.lineage, node));
         }
         // Damage is reported once, for the first snapshot that has it.
         self.checker.snapshots.insert_known(node, below);
         below
     }
 
-    fn visit_leaf(&mut self, leaf: &Node) -> Subtree {
+    fn visit_leaf(&mut self, lineage: Lineage, leaf: &Node) -> Subtree {
         let mut extents = Subtree::NOTHING;
         for (key, value) in leaf.items() {
             match checked_item(&self.checker.reader, key, value, leaf.generation()) {
+                Ok(Some(extent)) if lineage.is_of_origin(extent.generation) => {}
                 Ok(Some(extent)) => {
                     extents.references.add(Fingerprint::of(extent.range(), extent.generation));
                 }
@@ -275,6 +299,7 @@ fn check_whole(
     snapshot: &SnapshotItem,
 ) -> Result<bool, FsckError> {
     let mut tree = FileTree::new(id);
+    tree.lineage = checker.lineage_of(id);
     let mut nodes = vec![snapshot.root];
     // From the left: the last one is the next.
     while let Some(pointer) = nodes.pop() {
@@ -288,14 +313,20 @@ fn check_whole(
         let expected = ExpectedNode::root(id, pointer, generation);
         nodes.extend(children(&expected, &node).iter().rev().map(|child| child.pointer));
     }
-    let statistics = checker.report.statistics;
+    let (statistics, fork_inodes) = (checker.report.statistics, checker.fork_inodes);
     let before = checker.report.errors;
     checker.in_snapshot = Some(shown(snapshot, generation));
     items::check_snapshot(checker, &mut tree, generation)?;
     if checker.report.errors == before {
         namespace::check_snapshot(checker, &mut tree);
     }
+    if snapshot.names_none && !tree.subvolume_names.is_empty() {
+        let problem = "it says that no entry in it names a subvolume, but one does";
+        let (pass, structure) = (PassId::Snapshots, Structure::Directory);
+        let finding = Finding::new(pass, Severity::Error, structure, problem);
+        checker.found(finding.in_subvolume(id));
+    }
     checker.in_snapshot = None;
-    checker.report.statistics = statistics;
+    (checker.report.statistics, checker.fork_inodes) = (statistics, fork_inodes);
     Ok(checker.report.errors > before)
 }

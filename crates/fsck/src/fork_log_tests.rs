@@ -1,0 +1,1 @@
+//! Volumes with forks that were not unmounted: what the log changes in each tree.

@@ -1,0 +1,125 @@
+//! Forks: subvolumes that began as a snapshot of another one, their *origin*.
+//!
+//! A fork's tree has nodes and extents of the origin's snapshot: those that were born in its
+//! transaction or before. They count for nothing where blocks are counted, since the origin's head
+//! or one of its dead lists has them. So each must be one of that snapshot ([`not_of_origin`]).
+mod compare;
+
+pub(crate) use compare::not_of_origin;
+
+use crate::checker::Checker;
+use crate::report::{Finding, PassId, Severity, Structure};
+use crate::trees::ExpectedNode;
+use cairn_format::{Generation, Key, Node, Origin, SubvolumeItem, TreeId};
+use std::collections::BTreeSet;
+
+/// So many forks are read with all that they share with their origins.
+pub(crate) const WHOLE_MAX: usize = 64;
+
+/// What is known of a tree that may be that of a fork.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Lineage {
+    /// Of a fork: the transaction that made the snapshot that it began as.
+    pub(crate) origin: Option<Generation>,
+    /// Of a dying fork: what stands in nodes wholly below this was given up.
+    cursor: Key,
+}
+
+impl Lineage {
+    /// That of a tree whose item can't be read: any node may be that of an origin.
+    pub(crate) const UNKNOWN: Self = Self { origin: Some(Generation(u64::MAX)), cursor: Key::MIN };
+
+    pub(crate) fn of(item: &SubvolumeItem) -> Self {
+        Self { origin: item.origin.map(|origin| origin.generation), cursor: item.cursor }
+    }
+
+    /// Whether a fork has what was born then from its origin.
+    pub(crate) fn is_of_origin(&self, birth: Generation) -> bool {
+        self.origin.is_some_and(|origin| birth <= origin)
+    }
+
+    /// Whether the removal of a fork has given up a node with this bound above its keys. Its blocks
+    /// may be those of something else.
+    pub(crate) fn has_given_up(&self, upper: Option<Key>) -> bool {
+        upper.is_some_and(|upper| upper <= self.cursor)
+    }
+
+    /// Whether `node` may be in the tree `tree`, by the tree that made it. Ids ascend, so ancestors
+    /// have lower ones.
+    pub(crate) fn accepts(&self, node: &Node, tree: TreeId) -> bool {
+        let is_ancestor = node.tree().holds_files() && node.tree() < tree;
+        match self.is_of_origin(node.generation()) {
+            true => is_ancestor || *self == Self::UNKNOWN && node.tree() == tree,
+            false => node.tree() == tree,
+        }
+    }
+}
+
+/// Once the items of the subvolumes are known: whether all that forks share with their origins is
+/// to be read.
+pub(crate) fn are_read_whole(checker: &mut Checker<'_>) -> bool {
+    let forks = checker.subvolumes.values().filter(|item| item.origin.is_some()).count();
+    if forks <= checker.forks_whole_max {
+        return true;
+    }
+    let problem =
+        format!("there are {forks} forks: names and counters within them were not compared");
+    checker.found(Finding::new(PassId::Trees, Severity::Note, Structure::Superblock, problem));
+    false
+}
+
+/// What in the items of forks and of hidden snapshots contradicts other items or the superblock.
+pub(crate) fn problems_of_items(checker: &Checker<'_>, all_known: bool) -> Vec<(TreeId, String)> {
+    let has_forks = checker.superblock.features.has_forks();
+    let (mut problems, mut origins) = (Vec::new(), BTreeSet::new());
+    for (&id, item) in &checker.subvolumes {
+        let Some(Origin { subvolume, generation }) = item.origin else { continue };
+        origins.insert((subvolume, generation));
+        let shown = format!("is a fork of the snapshot of {generation} of subvolume {subvolume}");
+        let exists = checker.snapshots.of.get(&subvolume).map(|of| &of.snapshots);
+        let exists = exists.is_some_and(|snapshots| snapshots.contains_key(&generation));
+        let wrong = [
+            (!has_forks, "but the superblock says that there are no forks".to_owned()),
+            (subvolume >= id, "but an origin has a lower number".to_owned()),
+            (generation > item.generation, format!("but was made in {}", item.generation)),
+            (all_known && !exists, "which does not exist".to_owned()),
+        ];
+        let wrong = wrong.into_iter().filter(|(is_so, _)| *is_so);
+        problems.extend(wrong.map(|(_, what)| (id, format!("{shown}, {what}"))));
+    }
+    for (&id, of) in &checker.snapshots.of {
+        let hidden = of.snapshots.iter().filter(|(_, item)| item.is_hidden);
+        let useless = hidden.filter(|(at, _)| all_known && !origins.contains(&(id, **at)));
+        problems.extend(
+            useless
+                .map(|(at, _)| (id, format!("has a hidden snapshot of {at}, but no fork of it"))),
+        );
+    }
+    problems
+}
+
+/// Whether there are forks, or something is left that may belong to one.
+pub(crate) fn exist(checker: &Checker<'_>) -> bool {
+    let mut items = checker.subvolumes.values();
+    let mut trees = checker.trees.values();
+    let mut snapshots = checker.snapshots.of.values().flat_map(|of| of.snapshots.values());
+    items.any(|item| item.origin.is_some())
+        || trees.any(|tree| tree.lineage.origin.is_some())
+        || snapshots.any(|item| item.is_hidden)
+}
+
+/// Once all trees are read: whether each fork has from its origin only what the snapshot has that
+/// it began as.
+pub(crate) fn check(checker: &mut Checker<'_>) {
+    let ids: Vec<TreeId> = checker.subvolumes.keys().copied().collect();
+    for id in ids {
+        let Some(root) = checker.snapshots.root_of(id) else { continue };
+        let newest = checker.superblock.generation;
+        let root = ExpectedNode::root(id, root, newest).with(checker.lineage_of(id));
+        for (block, problem) in not_of_origin(checker, &root) {
+            let problem = format!("tree {id}: {problem}");
+            let finding = Finding::new(PassId::Trees, Severity::Error, Structure::Item, problem);
+            checker.found(finding.at(block.0).in_subvolume(id));
+        }
+    }
+}
