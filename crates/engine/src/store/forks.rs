@@ -179,6 +179,14 @@ impl Store {
         Ok(directories)
     }
 
+    /// Whether forks of the subvolume with the root directory `root` are being removed.
+    pub(crate) fn has_dying_forks(&self, root: InodeId) -> Result<bool> {
+        let id = self.trees.subvolume(root)?.id;
+        let is_of = |origin: Origin| origin.subvolume == id;
+        let records = self.trees.all_records(&self.superblock)?;
+        Ok(records.iter().any(|(_, item)| item.is_dying && item.origin.is_some_and(is_of)))
+    }
+
     /// Returns when a fork is durable. Nobody sees it yet.
     pub(crate) fn wait_for_fork(&self, forming: &Forming) -> Result<Formed> {
         let formed = loop {
