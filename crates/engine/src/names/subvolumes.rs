@@ -121,8 +121,9 @@ impl Names {
         self.files.enter(parent)?;
         let (mut is_removed, mut has_dying_forks) = (false, false);
         {
+            // A volume that is full of forks must let go of them.
             let mut operation =
-                self.store.begin_for_subvolume(parent, NAME_ITEMS, Effort::Removal)?;
+                self.store.begin_for_subvolume(parent, NAME_ITEMS, Effort::Cleanup)?;
             let (directory, root) =
                 (self.files.inodes.get(parent), self.files.inodes.get(seen.inode));
             let mut locked = match self.files.lock_inodes(&[&directory, &root]) {

@@ -255,7 +255,7 @@ impl Store {
 
     /// Nothing in the fork with the root directory `root` names other subvolumes any more.
     pub(crate) fn note_own_names(&self, root: InodeId) -> Result<()> {
-        let mut operation = self.begin_for_subvolume(root, 0, Effort::Removal)?;
+        let mut operation = self.begin_for_subvolume(root, 0, Effort::Cleanup)?;
         let subvolume = self.trees.subvolume(root)?;
         let records = self.trees.lock_records();
         subvolume.check_alive()?;
