@@ -379,10 +379,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "fork s as q", make: |_, _| vec![fork(&[S], &[Q])] },
     Step { name: "fork s as s/q", make: |_, _| vec![fork(&[S], &[S, Q])] },
     Step { name: "fork p as p/q", make: |_, _| vec![fork(&[P], &[P, Q])] },
-    Step {
-        name: "fork the snapshot of the root as q",
-        make: |_, _| vec![fork_snapshot(X, &[Q])],
-    },
+    Step { name: "fork the snapshot of the root as q", make: |_, _| vec![fork_snapshot(X, &[Q])] },
     Step { name: "overwrite p/a", make: |_, tag| vec![write(&[P, A], 100, 5000, tag)] },
     Step {
         name: "truncate p/a and fsync it",
@@ -395,9 +392,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "fsync p/a", make: |_, _| vec![fsync(&[P, A], false)] },
     Step {
         name: "snapshot p",
-        make: |_, _| {
-            vec![Operation::CreateSnapshot { of: Subvolume::At(path(&[P])), name: X }]
-        },
+        make: |_, _| vec![Operation::CreateSnapshot { of: Subvolume::At(path(&[P])), name: X }],
     },
     Step {
         name: "remove the fork p",

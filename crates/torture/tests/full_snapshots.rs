@@ -13,9 +13,7 @@ use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, fill, format};
 use cairn_torture::seed_from_environment;
 use cairn_torture::volume_snapshots::{FoundSnapshot, listed};
-use small::{
-    DIRECTORY, VOLUME_BYTES, change_some, expect_used, open, remove_files, used,
-};
+use small::{DIRECTORY, VOLUME_BYTES, change_some, expect_used, open, remove_files, used};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
