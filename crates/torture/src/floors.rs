@@ -60,6 +60,7 @@ impl Floors {
             allocation: 9000,
             subvolumes: 300,
             snapshots: 3000,
+            forks: 0,
         },
         snapshot_images: 500,
         planted: 850,
@@ -85,6 +86,7 @@ impl Floors {
             allocation: 50,
             subvolumes: 9,
             snapshots: 20,
+            forks: 0,
         },
         snapshot_images: 18,
         planted: 40,
@@ -102,6 +104,7 @@ impl Floors {
             allocation: 0,
             subvolumes: 0,
             snapshots: 0,
+            forks: 0,
         },
         snapshot_images: 0,
         ..Self::SEARCH
@@ -128,6 +131,7 @@ impl Floors {
             // There may be few workloads.
             subvolumes: 0,
             snapshots: 0,
+            forks: 0,
         },
         snapshot_images: 0,
         planted: 760,

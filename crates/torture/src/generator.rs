@@ -16,6 +16,8 @@ use cairn_environment::random::Seeded;
 const SNAPSHOT_NAMES: u64 = 5;
 /// Snapshots of a client; all are read completely, again and again.
 const SNAPSHOTS_MAX: usize = 6;
+/// Forks of a client, each of which may have all its files.
+const FORKS_MAX: usize = 5;
 
 /// What the operations of a client are like.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +44,8 @@ pub struct Profile {
     pub subvolume_percent: u64,
     /// This percentage of operations is on snapshots: makes, deletes, holds or reads one.
     pub snapshot_percent: u64,
+    /// This percentage of operations makes or removes a fork.
+    pub fork_percent: u64,
     /// Extended attributes have any length up to 60 KiB: trees become deep, and attributes of many
     /// parts give way to short ones.
     pub large_xattrs: bool,
@@ -60,6 +64,7 @@ impl Profile {
         colliding_percent: 5,
         subvolume_percent: 2,
         snapshot_percent: 2,
+        fork_percent: 2,
         large_xattrs: false,
     };
     /// For crash states: small, and with many points of durability.
@@ -94,6 +99,7 @@ impl Profile {
             colliding_percent: pick(&[0, 5, 50, 90]),
             subvolume_percent: pick(&[0, 1, 3, 8]),
             snapshot_percent: pick(&[0, 0, 3, 8, 20]),
+            fork_percent: pick(&[0, 0, 2, 6, 15]),
             large_xattrs: pick(&[0, 0, 1]) == 1,
             ..self
         }
@@ -223,9 +229,9 @@ impl Generator {
         }
     }
 
-    /// Whether there may be snapshots.
+    /// Whether there may be snapshots, if only those that forks need.
     pub(crate) fn takes_snapshots(&self) -> bool {
-        self.profile.snapshot_percent > 0
+        self.profile.snapshot_percent + self.profile.fork_percent > 0
     }
 
     /// The client's operation number `index`.
@@ -247,6 +253,9 @@ impl Generator {
         }
         if self.random.chance(self.profile.snapshot_percent, 100) {
             return self.on_snapshots(model);
+        }
+        if self.random.chance(self.profile.fork_percent, 100) {
+            return self.on_forks(model);
         }
         let [data, names, handles, attributes] = self.profile.weights;
         let choice = self.random.below(data + names + handles + attributes);
@@ -453,6 +462,25 @@ impl Generator {
                 Operation::ChangeInSnapshot { of, name, change }
             }
         }
+    }
+
+    /// Makes a fork, anywhere, or removes one.
+    fn on_forks(&mut self, model: &Model) -> Operation {
+        if model.forks().len() >= FORKS_MAX || self.random.chance(1, 3) {
+            let mut forks = model.paths();
+            forks.retain(|(_, id)| model.forks().contains_key(id));
+            if !forks.is_empty() {
+                let (path, _) = forks.swap_remove(self.random.below(forks.len() as u64) as usize);
+                return Operation::RemoveSubvolume { path };
+            }
+        }
+        let of_snapshot = self.random.chance(1, 3);
+        let (of, name) = self.snapshot(model, of_snapshot);
+        // A fork of the volume's root directory would have the files of all clients.
+        if of == Subvolume::Root && !model.knows_all(0) {
+            return Operation::MakeSubvolume { path: self.fresh(model), mode: 0o755 };
+        }
+        Operation::Fork { of, snapshot: of_snapshot.then_some(name), to: self.fresh(model) }
     }
 
     fn rename(&mut self, model: &Model) -> Operation {

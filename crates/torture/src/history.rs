@@ -6,7 +6,7 @@
 //! file: each block is one of the versions that the block had since then.
 use crate::contents::Block;
 use crate::found::Times;
-use crate::model::{Effects, Layout, Model, NodeId};
+use crate::model::{Effects, Layout, Model, NewFork, NodeId};
 use crate::operation::{Allocate, Operation};
 use crate::sabotage::Sabotage;
 use crate::snapshot::{Snapshot, of_model};
@@ -112,6 +112,15 @@ pub struct Taken {
     pub root: NodeId,
 }
 
+/// How a node of a fork began.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Forked {
+    /// The prefix from which on it is there.
+    pub(crate) prefix: usize,
+    /// The node that it is a copy of.
+    pub(crate) source: NodeId,
+}
+
 /// History of a client.
 #[derive(Clone, Debug)]
 pub struct ClientHistory {
@@ -131,6 +140,8 @@ pub struct ClientHistory {
     pub times: BTreeMap<NodeId, TimesHistory>,
     /// Snapshots of subvolumes, by their numbers.
     pub taken: BTreeMap<NodeId, Taken>,
+    /// Nodes of forks: each is there with all that it has from the prefix that made the fork.
+    pub(crate) forked: BTreeMap<NodeId, Forked>,
     /// The device failed writes: data that was never acknowledged may be unreadable.
     pub may_be_unreadable: bool,
     /// Operations before the device's history: they are durable.
@@ -163,6 +174,7 @@ impl ClientHistory {
             files: BTreeMap::new(),
             times: BTreeMap::new(),
             taken: BTreeMap::new(),
+            forked: BTreeMap::new(),
             may_be_unreadable: false,
             recorded_from: 0,
             sabotage: Sabotage::None,
@@ -239,6 +251,12 @@ impl ClientHistory {
         if let Some((id, root)) = effects.taken {
             self.taken.insert(id, Taken { operation: index, root });
         }
+        for (node, source) in effects.fork.iter().flat_map(|fork| &fork.nodes) {
+            self.certain.entry(*node).or_default().metadata = prefix;
+            self.times.entry(*node).or_default().logged.push(prefix);
+            self.forked.insert(*node, Forked { prefix, source: *source });
+            self.record_contents(*node, prefix, model, true);
+        }
         if !effects.metadata.is_empty() || effects.snapshots {
             let snapshot = of_model(model);
             let last = self.runs.last().expect("there is a first run");
@@ -314,6 +332,22 @@ impl ClientHistory {
     /// The times of a node that were noted last.
     pub(crate) fn times_of(&self, node: NodeId) -> Option<Times> {
         self.times.get(&node)?.versions.last().map(|(_, noted)| noted.times)
+    }
+
+    /// Notes the times of the nodes of a fork, which the operation that was added last has made,
+    /// and returns them: they are those of the nodes where they come from.
+    pub(crate) fn copy_times(&mut self, fork: &NewFork) -> BTreeMap<NodeId, Times> {
+        let until = fork.snapshot.map_or(self.operations.len(), |id| self.taken[&id].operation);
+        let mut copied = BTreeMap::new();
+        for (node, old) in &fork.nodes {
+            let versions = self.times.get(old).map_or(&[][..], |times| &times.versions);
+            let noted = values_between(versions, until, until).0.copied();
+            if let Some(noted) = noted.map(|noted| NotedTimes { begun: None, ..noted }) {
+                self.note_times(*node, noted);
+                copied.insert(*node, noted.times);
+            }
+        }
+        copied
     }
 
     /// Notes the times that a node has after the operation that was added last.
@@ -394,11 +428,12 @@ impl ClientHistory {
     }
 
     /// The prefix whose contents of `node` are the oldest that may be found after a crash at
-    /// `position`.
+    /// `position`, where the node is.
     pub fn contents_floor(&self, node: NodeId, position: usize) -> usize {
         let concerns =
             |promise: &&Promise| promise.scope == Scope::All || promise.scope == Scope::Node(node);
-        self.promised(position).filter(concerns).map(|promise| promise.contents).max().unwrap_or(0)
+        let promised = self.promised(position).filter(concerns).map(|promise| promise.contents);
+        promised.chain(self.forked.get(&node).map(|forked| forked.prefix)).max().unwrap_or(0)
     }
 
     /// The prefix whose times of `node` are the oldest that may be found after a crash at

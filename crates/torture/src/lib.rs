@@ -38,6 +38,7 @@ pub mod lying;
 pub mod medium;
 pub mod model;
 mod model_apply;
+mod model_forks;
 mod model_snapshots;
 mod mount_calls;
 #[cfg(not(feature = "shuttle"))]
@@ -46,6 +47,7 @@ pub mod operation;
 pub mod oracle;
 pub mod plain;
 mod planted;
+mod planted_forks;
 mod planted_snapshots;
 pub mod promises;
 pub mod readable;
@@ -56,6 +58,7 @@ pub mod refusal;
 #[cfg(not(feature = "shuttle"))]
 pub mod run_report;
 pub mod runner;
+mod runner_forks;
 mod runner_snapshots;
 #[cfg(not(feature = "shuttle"))]
 pub mod runs;

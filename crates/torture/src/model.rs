@@ -162,6 +162,8 @@ pub struct Model {
     pub(crate) layout: Layout,
     /// By the root directory of the subvolume, and name.
     pub(crate) snapshots: BTreeMap<(NodeId, Vec<u8>), Arc<ModelSnapshot>>,
+    /// Of each fork, by its root directory, the subvolume that it comes from.
+    pub(crate) origins: BTreeMap<NodeId, NodeId>,
     next: NodeId,
 }
 
@@ -190,6 +192,17 @@ pub struct Effects {
     pub snapshots: bool,
     /// The number of a new snapshot, and the root directory of its subvolume.
     pub taken: Option<(NodeId, NodeId)>,
+    /// The nodes of a new fork.
+    pub fork: Option<NewFork>,
+}
+
+/// What is in a new fork.
+#[derive(Clone, Debug)]
+pub struct NewFork {
+    /// Its nodes, and of which ones they are copies.
+    pub nodes: BTreeMap<NodeId, NodeId>,
+    /// The number of the snapshot that it is made of.
+    pub snapshot: Option<NodeId>,
 }
 
 impl Model {
@@ -221,6 +234,7 @@ impl Model {
             client,
             layout,
             snapshots: BTreeMap::new(),
+            origins: BTreeMap::new(),
             next: 3,
         }
     }
@@ -274,9 +288,15 @@ impl Model {
         &self.snapshots
     }
 
-    /// Whether a subvolume has snapshots.
+    /// Whether a subvolume has snapshots, or forks, which need one.
     pub(crate) fn has_snapshots(&self, root: NodeId) -> bool {
         self.snapshots.keys().any(|(of, _)| *of == root)
+            || self.origins.values().any(|of| *of == root)
+    }
+
+    /// The forks: the root directory of each, and that of the subvolume that it comes from.
+    pub fn forks(&self) -> &BTreeMap<NodeId, NodeId> {
+        &self.origins
     }
 
     /// A number that no node has.
@@ -377,6 +397,7 @@ impl Model {
 
     /// Removes the subvolume with the root directory `root`, with all that is in it.
     pub(crate) fn remove_tree(&mut self, root: NodeId) {
+        self.origins.remove(&root);
         self.nodes.retain(|_, node| node.subvolume != root || node.handles > 0);
         for node in self.nodes.values_mut().filter(|node| node.subvolume == root) {
             (node.is_stale, node.links) = (true, 0);

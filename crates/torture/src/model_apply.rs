@@ -44,6 +44,7 @@ impl Model {
                 outcome
             }
             Operation::RemoveSubvolume { path } => self.remove_subvolume(path, effects),
+            Operation::Fork { of, snapshot, to } => self.fork(of, *snapshot, to, effects),
             Operation::CreateSnapshot { .. }
             | Operation::DeleteSnapshot { .. }
             | Operation::HoldSnapshot { .. }
@@ -327,7 +328,7 @@ impl Model {
         }
     }
 
-    fn entry_changed(&mut self, directory: NodeId, effects: &mut Effects) {
+    pub(crate) fn entry_changed(&mut self, directory: NodeId, effects: &mut Effects) {
         self.get(directory).modified_seconds = None;
         effects.metadata.insert(directory);
     }

@@ -23,7 +23,7 @@ impl Model {
 
     /// Whether the model knows all that is in a snapshot of the subvolume `root`: no other client
     /// has files there.
-    fn knows_all(&self, root: NodeId) -> bool {
+    pub(crate) fn knows_all(&self, root: NodeId) -> bool {
         root != 0 || self.layout == Layout::Alone
     }
 
@@ -74,7 +74,11 @@ impl Model {
         Ok(Value::Nothing)
     }
 
-    fn snapshot_key(&self, of: &Subvolume, name: Name) -> Result<(NodeId, Vec<u8>), Failure> {
+    pub(crate) fn snapshot_key(
+        &self,
+        of: &Subvolume,
+        name: Name,
+    ) -> Result<(NodeId, Vec<u8>), Failure> {
         let key = (self.root_of(of)?, name.bytes(self.client));
         if self.snapshots.contains_key(&key) { Ok(key) } else { Err(Failure::NotFound) }
     }

@@ -234,6 +234,12 @@ pub enum Operation {
         name: Name,
         held: bool,
     },
+    /// Makes a fork of a subvolume, or of a snapshot of it. Durable when it returns.
+    Fork {
+        of: Subvolume,
+        snapshot: Option<Name>,
+        to: Path,
+    },
     /// Reads all of it.
     ReadSnapshot {
         of: Subvolume,

@@ -36,11 +36,13 @@ pub(crate) enum Wrong {
     OlderInSnapshot,
     /// The same as it became later.
     NewerInSnapshot,
+    /// A block of a file in a fork as it was, or became, where the fork comes from.
+    ForeignInFork,
 }
 
 impl Wrong {
     /// How many there are, with all kinds of promises.
-    pub(crate) const COUNT: usize = Kind::ALL.len() + 7;
+    pub(crate) const COUNT: usize = Kind::ALL.len() + 8;
 
     pub(crate) fn index(self) -> usize {
         match self {
@@ -52,6 +54,7 @@ impl Wrong {
             Self::ForeignInSnapshot => Kind::ALL.len() + 4,
             Self::OlderInSnapshot => Kind::ALL.len() + 5,
             Self::NewerInSnapshot => Kind::ALL.len() + 6,
+            Self::ForeignInFork => Kind::ALL.len() + 7,
         }
     }
 
@@ -66,6 +69,7 @@ impl Wrong {
             Self::ForeignInSnapshot => "bytes from nowhere in a snapshot".into(),
             Self::OlderInSnapshot => "older data in a snapshot".into(),
             Self::NewerInSnapshot => "newer data in a snapshot".into(),
+            Self::ForeignInFork => "other data of its source in a fork".into(),
         }
     }
 }
@@ -86,6 +90,14 @@ pub(crate) fn with_older(found: &Found, promise: &Promise<'_>) -> Option<(Found,
         wrong.names = Snapshot::finish(wrong.names.names);
         return Some((wrong, place));
     }
+    if let Older::Fork(older) = promise.older
+        && older.is_none_or(|older| !older.is_fork)
+    {
+        // It has all names, and is a subvolume like any other.
+        wrong.names.names.get_mut(promise.path)?.0.is_fork = false;
+        wrong.names = Snapshot::finish(wrong.names.names);
+        return Some((wrong, place));
+    }
     if let Older::Snapshot(older) = promise.older {
         wrong.names.names.remove(promise.path);
         let gone = wrong.snapshots.remove(promise.path);
@@ -98,7 +110,7 @@ pub(crate) fn with_older(found: &Found, promise: &Promise<'_>) -> Option<(Found,
         wrong.names = Snapshot::finish(wrong.names.names);
         return Some((wrong, place));
     }
-    if let Older::Name(older) | Older::Subvolume(older) = promise.older {
+    if let Older::Name(older) | Older::Subvolume(older) | Older::Fork(older) = promise.older {
         wrong.names.names.remove(promise.path);
         if let Some(facts) = older {
             wrong.names.names.insert(promise.path.clone(), (facts.clone(), NEW_INODE));
@@ -111,7 +123,7 @@ pub(crate) fn with_older(found: &Found, promise: &Promise<'_>) -> Option<(Found,
     let (there, inode) = wrong.names.names.get_mut(promise.path)?;
     let object = wrong.objects.get_mut(inode)?;
     match promise.older {
-        Older::Name(_) | Older::Subvolume(_) | Older::Snapshot(_) => {
+        Older::Name(_) | Older::Subvolume(_) | Older::Snapshot(_) | Older::Fork(_) => {
             unreachable!("done above")
         }
         Older::Attributes(older) => {

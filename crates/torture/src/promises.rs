@@ -36,11 +36,12 @@ pub enum Kind {
     Allocation,
     Subvolumes,
     Snapshots,
+    Forks,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Names,
         Self::Attributes,
         Self::Links,
@@ -51,6 +52,7 @@ impl Kind {
         Self::Allocation,
         Self::Subvolumes,
         Self::Snapshots,
+        Self::Forks,
     ];
 
     /// What a promise of this kind is about, in a report.
@@ -67,6 +69,7 @@ impl Kind {
             Self::Allocation => "allocated blocks",
             Self::Subvolumes => "subvolumes",
             Self::Snapshots => "snapshots",
+            Self::Forks => "forks",
         }
     }
 }
@@ -94,6 +97,8 @@ pub struct Promises {
     pub subvolumes: u64,
     /// Snapshots, that they are there or gone, and held or not.
     pub snapshots: u64,
+    /// Whether a name leads to a fork.
+    pub forks: u64,
 }
 
 impl Promises {
@@ -116,6 +121,7 @@ impl Promises {
             Kind::Allocation => &mut self.allocation,
             Kind::Subvolumes => &mut self.subvolumes,
             Kind::Snapshots => &mut self.snapshots,
+            Kind::Forks => &mut self.forks,
         }
     }
 
@@ -156,6 +162,8 @@ pub(crate) enum Older<'a> {
     Name(Option<&'a Facts>),
     /// The same of a name that leads to a subvolume, or did.
     Subvolume(Option<&'a Facts>),
+    /// The same of a name that leads to a fork, or did.
+    Fork(Option<&'a Facts>),
     /// Of a snapshot: none, when it did not exist.
     Snapshot(Option<&'a Facts>),
     Attributes(&'a Facts),
@@ -184,6 +192,7 @@ impl Promise<'_> {
             Older::Name(_) => Kind::Names,
             Older::Subvolume(_) => Kind::Subvolumes,
             Older::Snapshot(_) => Kind::Snapshots,
+            Older::Fork(_) => Kind::Forks,
             Older::Attributes(_) => Kind::Attributes,
             Older::Links(_) => Kind::Links,
             Older::Xattrs(_) => Kind::Xattrs,
@@ -293,6 +302,10 @@ impl<'a> Ledger<'a> {
         let is_subvolume = |facts: Option<&'a Facts>| facts.is_some_and(|facts| facts.is_subvolume);
         if let Some(older) = self.older(versions, split, end, is_subvolume) {
             promise(Older::Subvolume(older));
+        }
+        let is_fork = |facts: Option<&'a Facts>| facts.is_some_and(|facts| facts.is_fork);
+        if let Some(older) = self.older(versions, split, end, is_fork) {
+            promise(Older::Fork(older));
         }
         let attributes = |facts: Option<&'a Facts>| facts.map(|it| (it.mode, it.uid, it.gid));
         if let Some(Some(older)) = self.older(versions, split, end, attributes) {

@@ -27,6 +27,7 @@ fn may_be_refused(operation: &Operation) -> bool {
         | Operation::MakeDirectory { .. }
         | Operation::MakeSubvolume { .. }
         | Operation::CreateSnapshot { .. }
+        | Operation::Fork { .. }
         | Operation::MakeSymlink { .. }
         | Operation::MakeSpecial { .. }
         | Operation::CreateUnnamed { .. }

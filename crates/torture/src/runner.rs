@@ -203,7 +203,7 @@ impl Runner {
         self.volume.attributes(held.inode).ok().map(|attributes| Times::of(&attributes))
     }
 
-    fn place(&self, path: &Path) -> Result<(Held<'_>, Vec<u8>), Failure> {
+    pub(crate) fn place(&self, path: &Path) -> Result<(Held<'_>, Vec<u8>), Failure> {
         let (directory, name) = path.split().ok_or(Failure::InvalidArgument)?;
         Ok((self.resolve(&directory)?, name.bytes(self.client)))
     }
@@ -313,6 +313,7 @@ impl Runner {
             | Operation::HoldSnapshot { .. }
             | Operation::ReadSnapshot { .. }
             | Operation::ChangeInSnapshot { .. } => self.perform_on_snapshots(operation),
+            Operation::Fork { of, snapshot, to } => self.fork(of, *snapshot, to),
             Operation::MakeSymlink { path, target_bytes } => {
                 let target = symlink_target(*target_bytes);
                 self.create(path, new_inode(FileType::Symlink, 0o777, 0, 0, Some(&target)))

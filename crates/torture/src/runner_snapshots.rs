@@ -10,7 +10,7 @@ use cairn_engine::{
 
 impl Runner {
     /// The root directory of a subvolume, and its id.
-    fn subvolume(&self, of: &Subvolume) -> Result<(Held<'_>, u64), Failure> {
+    pub(crate) fn subvolume(&self, of: &Subvolume) -> Result<(Held<'_>, u64), Failure> {
         let held = match of {
             Subvolume::Root => self.hold(self.volume().root()),
             Subvolume::At(path) => self.resolve(path)?,

@@ -41,6 +41,10 @@ pub enum Sabotage {
     ForgetsXattrs,
     /// The judge does not compare what is a subvolume.
     ForgetsSubvolumes,
+    /// The judge does not compare what is a fork.
+    ForgetsForks,
+    /// The judge accepts in a fork what is, or was, where it comes from.
+    ForksFollowTheirSource,
     /// The judge misses no snapshots.
     ForgetsSnapshots,
     /// The judge compares names in snapshots, and nothing else.
@@ -87,6 +91,7 @@ impl Sabotage {
                 | Operation::MakeSubvolume { .. }
                 | Operation::RemoveSubvolume { .. }
                 | Operation::CreateSnapshot { .. }
+                | Operation::Fork { .. }
                 | Operation::DeleteSnapshot { .. }
                 | Operation::HoldSnapshot { .. }
         );
@@ -140,7 +145,8 @@ impl Sabotage {
             let xattrs = self != Self::ForgetsXattrs && facts.xattrs != there.xattrs;
             let subvolumes =
                 self != Self::ForgetsSubvolumes && facts.is_subvolume != there.is_subvolume;
-            names || attributes || links || xattrs || subvolumes
+            let forks = self != Self::ForgetsForks && facts.is_fork != there.is_fork;
+            names || attributes || links || xattrs || subvolumes || forks
         };
         let is_there = |path: &FullPath| !is_snapshot(path) || found.names.contains_key(path);
         match self {
@@ -153,7 +159,8 @@ impl Sabotage {
             | Self::ForgetsAttributes
             | Self::ForgetsLinks
             | Self::ForgetsXattrs
-            | Self::ForgetsSubvolumes => {
+            | Self::ForgetsSubvolumes
+            | Self::ForgetsForks => {
                 (self == Self::ForgetsNames || expected.names.len() == found.names.len())
                     && !found.names.iter().any(|(path, (there, _))| differs(path, there))
             }

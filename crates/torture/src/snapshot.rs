@@ -8,7 +8,7 @@ use crate::operation::{Name, Special};
 use crate::runner::special_type;
 use crate::volume_snapshots::{is_snapshot, listed, snapshot_facts, snapshot_path};
 use cairn_engine::{Attributes, Error, FileType, InodeId, Volume};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -22,6 +22,8 @@ pub struct Facts {
     pub file_type: u8,
     /// Whether it is the root directory of a subvolume.
     pub is_subvolume: bool,
+    /// Whether it is that of a fork.
+    pub is_fork: bool,
     /// Permission bits.
     pub mode: u32,
     /// Owner.
@@ -139,6 +141,7 @@ fn model_facts(model: &Model, id: NodeId) -> Facts {
     Facts {
         file_type: model_type(&node.body) as u8,
         is_subvolume: model.is_subvolume(id),
+        is_fork: model.forks().contains_key(&id),
         mode: node.mode,
         uid: node.uid,
         gid: node.gid,
@@ -194,9 +197,13 @@ fn found_facts(volume: &Volume, attributes: &Attributes) -> Result<Facts, Error>
         xattrs.push((name, value.len(), hash(&value[..])));
     }
     xattrs.sort();
+    let (id, is_subvolume) = volume.subvolume_of(inode)?;
+    let is_fork = is_subvolume
+        && volume.subvolumes()?.iter().any(|info| info.id == id && info.origin.is_some());
     Ok(Facts {
         file_type: attributes.file_type as u8,
-        is_subvolume: volume.subvolume_of(inode)?.1,
+        is_subvolume,
+        is_fork,
         mode: attributes.mode & 0o7777,
         uid: attributes.uid,
         gid: attributes.gid,
@@ -242,6 +249,13 @@ pub fn list(
     }
 }
 
+/// In a fork, names may be hidden that are counted: what a directory has are the others.
+fn count_entries(facts: &mut Facts, entries: &[(Vec<u8>, InodeId, FileType)]) {
+    let is_directory = |entry: &&(_, _, FileType)| entry.2 == FileType::Directory;
+    facts.links = 2 + entries.iter().filter(is_directory).count() as u32;
+    facts.size_bytes = entries.iter().map(|(name, ..)| name.len() as u64).sum();
+}
+
 /// What the whole volume holds.
 ///
 /// # Errors
@@ -256,8 +270,18 @@ pub fn of_volume(volume: &Volume, batch: usize) -> Result<Snapshot<InodeId>, Err
     // By subvolume, that in which its name stands.
     let mut parents = BTreeMap::new();
     let mut paths = BTreeMap::from([(volume.subvolume_of(root)?.0, FullPath::new())]);
+    let hiding: BTreeSet<u64> = volume
+        .subvolumes()?
+        .into_iter()
+        .filter_map(|info| info.hides_names.then_some(info.id))
+        .collect();
     while let Some((path, directory)) = todo.pop() {
-        for (name, listed, listed_type) in list(volume, directory, batch)? {
+        let entries = list(volume, directory, batch)?;
+        if hiding.contains(&volume.subvolume_of(directory)?.0) {
+            let (facts, _) = names.get_mut(&path).expect("it was found before");
+            count_entries(facts, &entries);
+        }
+        for (name, listed, listed_type) in entries {
             let attributes = volume.lookup(directory, &name)?;
             let facts = found_facts(volume, &attributes);
             volume.forget(attributes.inode, 1);

@@ -22,6 +22,9 @@ const S: Name = Name(7);
 const X: Name = Name(8);
 const Y: Name = Name(9);
 const Z: Name = Name(10);
+/// Forks.
+const P: Name = Name(8);
+const Q: Name = Name(9);
 
 fn path(names: &[Name]) -> Path {
     Path { base: Base::Own, names: names.to_vec() }
@@ -55,6 +58,19 @@ fn allocate(names: &[Name], offset_bytes: u64, length_bytes: u64, mode: Allocate
     Operation::Allocate { target: file(names), offset_bytes, length_bytes, mode }
 }
 
+fn fork(of: &[Name], to: &[Name]) -> Operation {
+    let of = if of.is_empty() { Subvolume::Root } else { Subvolume::At(path(of)) };
+    Operation::Fork { of, snapshot: None, to: path(to) }
+}
+
+fn fork_snapshot(name: Name, to: &[Name]) -> Operation {
+    Operation::Fork { of: Subvolume::Root, snapshot: Some(name), to: path(to) }
+}
+
+fn later(tag: Tag, operations: u32) -> Tag {
+    Tag { operation: tag.operation + operations, ..tag }
+}
+
 fn size_of(model: &Model, names: &[Name]) -> u64 {
     let node = model.resolve(&path(names)).ok().and_then(|id| model.node(id));
     node.and_then(|node| node.contents()).map_or(0, |contents| contents.size_bytes())
@@ -71,7 +87,7 @@ pub const STEPS: &[Step] = &[
         make: |_, tag| {
             vec![
                 Operation::Create { path: path(&[F]), mode: 0o600, uid: 1 },
-                write(&[F], 0, 9000, next(tag)),
+                write(&[F], 0, 9000, later(tag, 1)),
             ]
         },
     },
@@ -226,7 +242,7 @@ pub const STEPS: &[Step] = &[
                     target: Target::Handle(1),
                     offset_bytes: 0,
                     length_bytes: 7000,
-                    tag: next(tag),
+                    tag: later(tag, 1),
                 },
                 Operation::LinkHandle { handle: 1, to: path(&[F]) },
             ]
@@ -243,7 +259,7 @@ pub const STEPS: &[Step] = &[
                     target: target.clone(),
                     offset_bytes: 3000,
                     length_bytes: 6000,
-                    tag: Tag { operation: tag.operation + 2, ..tag },
+                    tag: later(tag, 2),
                 },
                 Operation::Fsync { target, data_only: false, wait: true },
             ]
@@ -265,7 +281,7 @@ pub const STEPS: &[Step] = &[
             vec![
                 Operation::MakeSubvolume { path: path(&[S]), mode: 0o755 },
                 Operation::Create { path: path(&[S, B]), mode: 0o644, uid: 0 },
-                write(&[S, B], 0, 9000, Tag { operation: tag.operation + 2, ..tag }),
+                write(&[S, B], 0, 9000, later(tag, 2)),
             ]
         },
     },
@@ -274,7 +290,7 @@ pub const STEPS: &[Step] = &[
         make: |_, tag| {
             vec![
                 Operation::Create { path: path(&[S, C]), mode: 0o644, uid: 0 },
-                write(&[S, C], 0, 5000, next(tag)),
+                write(&[S, C], 0, 5000, later(tag, 1)),
                 fsync(&[S, C], false),
             ]
         },
@@ -318,7 +334,7 @@ pub const STEPS: &[Step] = &[
             vec![
                 allocate(&[A], end, 20_000, Allocate::KeepSize),
                 Operation::CreateSnapshot { of: Subvolume::Root, name: Y },
-                write(&[A], end, 7000, Tag { operation: tag.operation + 2, ..tag }),
+                write(&[A], end, 7000, later(tag, 2)),
                 fsync(&[A], false),
             ]
         },
@@ -326,11 +342,10 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "overwrite a, snapshot the root, overwrite a, fsync a",
         make: |_, tag| {
-            let tag = |later| Tag { operation: tag.operation + later, ..tag };
             vec![
-                write(&[A], 100, 5000, tag(0)),
+                write(&[A], 100, 5000, tag),
                 Operation::CreateSnapshot { of: Subvolume::Root, name: Y },
-                write(&[A], 200, 5000, tag(2)),
+                write(&[A], 200, 5000, later(tag, 2)),
                 fsync(&[A], false),
             ]
         },
@@ -338,12 +353,11 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "create f, snapshot the root, overwrite f, delete the snapshot, fsync f",
         make: |_, tag| {
-            let tag = |later| Tag { operation: tag.operation + later, ..tag };
             vec![
                 Operation::Create { path: path(&[F]), mode: 0o600, uid: 1 },
-                write(&[F], 0, 9000, tag(1)),
+                write(&[F], 0, 9000, later(tag, 1)),
                 Operation::CreateSnapshot { of: Subvolume::Root, name: Z },
-                write(&[F], 3000, 9000, tag(3)),
+                write(&[F], 3000, 9000, later(tag, 3)),
                 Operation::DeleteSnapshot { of: Subvolume::Root, name: Z },
                 fsync(&[F], false),
             ]
@@ -357,6 +371,82 @@ pub const STEPS: &[Step] = &[
                 Operation::CreateSnapshot { of: of(), name: X },
                 Operation::Unlink { path: path(&[S, B]) },
                 Operation::DeleteSnapshot { of: of(), name: X },
+            ]
+        },
+    },
+    Step { name: "fork the root as p", make: |_, _| vec![fork(&[], &[P])] },
+    Step { name: "fork the root as d/p", make: |_, _| vec![fork(&[], &[D, P])] },
+    Step { name: "fork s as q", make: |_, _| vec![fork(&[S], &[Q])] },
+    Step { name: "fork s as s/q", make: |_, _| vec![fork(&[S], &[S, Q])] },
+    Step { name: "fork p as p/q", make: |_, _| vec![fork(&[P], &[P, Q])] },
+    Step { name: "fork the snapshot of the root as q", make: |_, _| vec![fork_snapshot(X, &[Q])] },
+    Step { name: "overwrite p/a", make: |_, tag| vec![write(&[P, A], 100, 5000, tag)] },
+    Step {
+        name: "truncate p/a and fsync it",
+        make: |_, _| {
+            let cut = Operation::Truncate { target: file(&[P, A]), size_bytes: 100 };
+            vec![cut, fsync(&[P, A], false)]
+        },
+    },
+    Step { name: "unlink p/d/b", make: |_, _| vec![Operation::Unlink { path: path(&[P, D, B]) }] },
+    Step { name: "fsync p/a", make: |_, _| vec![fsync(&[P, A], false)] },
+    Step {
+        name: "snapshot p",
+        make: |_, _| vec![Operation::CreateSnapshot { of: Subvolume::At(path(&[P])), name: X }],
+    },
+    Step {
+        name: "remove the fork p",
+        make: |_, _| vec![Operation::RemoveSubvolume { path: path(&[P]) }],
+    },
+    Step {
+        name: "overwrite a, fork the root as p, overwrite and fsync a and p/a",
+        make: |_, tag| {
+            vec![
+                write(&[A], 100, 5000, tag),
+                fork(&[], &[P]),
+                write(&[A], 200, 5000, later(tag, 2)),
+                write(&[P, A], 300, 4000, later(tag, 3)),
+                fsync(&[A], false),
+                fsync(&[P, A], false),
+            ]
+        },
+    },
+    Step {
+        name: "allocate behind a, fork the root as p, write there in both",
+        make: |model, tag| {
+            let end = size_of(model, &[A]).next_multiple_of(4096);
+            vec![
+                allocate(&[A], end, 20_000, Allocate::KeepSize),
+                fork(&[], &[P]),
+                write(&[P, A], end, 7000, later(tag, 2)),
+                fsync(&[P, A], false),
+                write(&[A], end + 4096, 7000, later(tag, 4)),
+                fsync(&[A], false),
+            ]
+        },
+    },
+    Step {
+        name: "punch a hole into a and p/a after a fork, remove p",
+        make: |_, _| {
+            vec![
+                fork(&[], &[P]),
+                allocate(&[A], 100, 4500, Allocate::Punch),
+                allocate(&[P, A], 4096, 1904, Allocate::Punch),
+                fsync(&[P, A], false),
+                Operation::RemoveSubvolume { path: path(&[P]) },
+                fsync(&[A], false),
+            ]
+        },
+    },
+    Step {
+        name: "fork a snapshot as q, delete it, overwrite and fsync q/a",
+        make: |_, tag| {
+            vec![
+                Operation::CreateSnapshot { of: Subvolume::Root, name: Z },
+                fork_snapshot(Z, &[Q]),
+                Operation::DeleteSnapshot { of: Subvolume::Root, name: Z },
+                write(&[Q, A], 100, 5000, later(tag, 3)),
+                fsync(&[Q, A], false),
             ]
         },
     },
@@ -377,10 +467,6 @@ pub const STEPS: &[Step] = &[
     Step { name: "commit", make: |_, _| vec![Operation::Commit] },
     Step { name: "trim", make: |_, _| vec![Operation::Trim] },
 ];
-
-fn next(tag: Tag) -> Tag {
-    Tag { operation: tag.operation + 1, ..tag }
-}
 
 /// What makes the tree.
 pub fn setup() -> Vec<Operation> {

@@ -7,12 +7,13 @@
 //! | made it | now | now | now |
 //! | changed its data, or its names | now | now | as before |
 //! | changed its attributes, links or xattrs | as before, or as asked for | now | as before |
+//! | forked it | as of the other | as of the other | as of the other |
 //! | named it, and did not need to change it | as before, or now | as before, or now | as before |
 //!
 //! *Now* is a time at which the operation was under way.
 use crate::found::Times;
 use crate::history::{ClientHistory, NotedTimes};
-use crate::model::{Effects, Layout, Model, NodeId};
+use crate::model::{Effects, Layout, Model, NewFork, NodeId};
 use crate::operation::{Base, Operation, Path, Target};
 use crate::runner::Runner;
 use cairn_engine::Timestamp;
@@ -31,6 +32,8 @@ pub(crate) struct Touched {
     changes_names: bool,
     /// The time of modification that was asked for.
     asked_for: Option<Timestamp>,
+    /// A fork that it made.
+    fork: Option<NewFork>,
     begun: Timestamp,
 }
 
@@ -61,6 +64,7 @@ impl Touched {
             metadata: effects.metadata.clone(),
             changes_names: target.is_none(),
             asked_for,
+            fork: effects.fork.clone(),
             begun,
         }
     }
@@ -105,6 +109,14 @@ impl Touched {
                     node,
                     NotedTimes { times, begun: self.data.contains(&node).then_some(self.begun) },
                 );
+            }
+        }
+        let copied = self.fork.as_ref().map(|fork| history.copy_times(fork)).unwrap_or_default();
+        for (path, node) in model.paths() {
+            let Some(times) = copied.get(&node) else { continue };
+            let found = runner.times(&Target::Path(path.clone()));
+            if found.is_some_and(|found| found != *times) {
+                return Err(format!("{path:?} in a fork has {found:?}, and comes from {times:?}"));
             }
         }
         Ok(())

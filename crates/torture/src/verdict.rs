@@ -55,6 +55,8 @@ impl Moment {
 /// The contents of a file that may be found.
 struct Window<'h> {
     file: Option<&'h FileHistory>,
+    /// Of a file in a fork, that of which it is a copy.
+    source: Option<&'h FileHistory>,
     /// Contents may be those of this prefix…
     from: usize,
     /// …to this one.
@@ -293,6 +295,8 @@ pub(crate) fn check_objects(
             continue;
         }
         let file = history.files.get(node);
+        let source = history.forked.get(node);
+        let source = source.and_then(|forked| history.files.get(&forked.source));
         let latest = |list: &[usize], limit: usize| {
             list.iter().copied().filter(|at| *at <= limit).max().unwrap_or(0)
         };
@@ -301,6 +305,7 @@ pub(crate) fn check_objects(
         let from = moment.contents_floor(history, *node).max(replaced).min(last);
         let window = Window {
             file,
+            source,
             from,
             to: last,
             size_from: from.max(truncated),
@@ -461,6 +466,11 @@ fn check_block(block: u64, found: &[u8], window: &Window<'_>) -> Result<(), Stri
     if window.sabotage == Sabotage::ForgetsData
         && (is_version(None) || versions.iter().any(|(_, version)| is_version(version.as_ref())))
     {
+        return Ok(());
+    }
+    let of_source = window.source.and_then(|file| file.blocks.get(&block)).unwrap_or(&none);
+    let is_of_source = || of_source.iter().any(|(_, version)| is_version(version.as_ref()));
+    if window.sabotage == Sabotage::ForksFollowTheirSource && is_of_source() {
         return Ok(());
     }
     let offset = block * BLOCK_BYTES;

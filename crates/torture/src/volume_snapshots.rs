@@ -10,10 +10,12 @@
 use crate::contents::Contents;
 use crate::found::{FoundObject, object};
 use crate::model::{Model, NodeId};
+use crate::model_forks::Tree;
 use crate::snapshot::{Facts, FullPath, Snapshot, hash, of_model, of_snapshot};
 use cairn_engine::{Error, InodeId, SnapshotInfo, Volume};
 use std::collections::BTreeMap;
 use std::hash::Hash;
+use std::sync::Arc;
 
 /// Entries of a directory that are read at once.
 const LISTING_BATCH: usize = 5;
@@ -30,7 +32,7 @@ pub fn is_snapshot(path: &FullPath) -> bool {
 
 /// What a namespace says of a snapshot: that it is there, and whether it is held.
 pub(crate) fn snapshot_facts(is_held: bool) -> Facts {
-    Facts { file_type: 0, is_subvolume: false, mode: u32::from(is_held), ..Facts::default() }
+    Facts { mode: u32::from(is_held), ..Facts::default() }
 }
 
 /// The part of a namespace that a snapshot of one subvolume has: below its root directory `root`,
@@ -58,7 +60,7 @@ pub(crate) fn part<Id: Copy + Eq + Hash>(
             left_out = Some(path);
             continue;
         }
-        let facts = Facts { is_subvolume: false, ..facts.clone() };
+        let facts = Facts { is_subvolume: false, is_fork: false, ..facts.clone() };
         names.insert(path[above.len()..].to_vec(), (facts, *id));
     }
     Some(Snapshot::finish(names))
@@ -77,6 +79,8 @@ pub struct ModelSnapshot {
     pub files: BTreeMap<NodeId, Contents>,
     /// Seconds of modification times, as far as they are known.
     pub modified_seconds: BTreeMap<NodeId, i64>,
+    /// What a fork of it begins with.
+    pub(crate) tree: Arc<Tree>,
 }
 
 impl ModelSnapshot {
@@ -88,7 +92,8 @@ impl ModelSnapshot {
         let seconds = |node: NodeId| Some((node, model.node(node)?.modified_seconds?));
         let modified_seconds =
             names.names.values().filter_map(|(_, node)| seconds(*node)).collect();
-        Self { id, is_held: false, names, files, modified_seconds }
+        let tree = Arc::new(Tree::of(model, root));
+        Self { id, is_held: false, names, files, modified_seconds, tree }
     }
 
     /// The number of [`FoundSnapshot::content`] for it.

@@ -2,67 +2,29 @@
 //! gives nothing back. Each deletion of a snapshot works then, and gives back all that only that
 //! one had, also by power failures in the middle. Without snapshots the volume is as empty as it
 //! was, each time.
-use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::{
-    AllocateMode, AttributeChange, Error, FileType, InodeId, NewInode, Volume, VolumeOptions,
-};
-use cairn_environment::clock;
+#[path = "full_snapshots/small.rs"]
+mod small;
+
+use cairn_blockdev::SimulatedDevice;
+use cairn_engine::{Error, InodeId, Volume};
 use cairn_environment::random::Seeded;
-use cairn_torture::cleanups::{counts, delete_all, wait_for_cleanups};
+use cairn_torture::cleanups::{counts, delete_all};
 use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, fill, format};
 use cairn_torture::seed_from_environment;
 use cairn_torture::volume_snapshots::{FoundSnapshot, listed};
+use small::{DIRECTORY, VOLUME_BYTES, change_some, expect_used, open, remove_files, used};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-const VOLUME_BYTES: u64 = 24 << 20;
 const ROUNDS: u32 = 5;
 /// Snapshots of a round, at most.
 const SNAPSHOTS: u64 = 8;
 /// Snapshots of a volume with many.
 const MANY_SNAPSHOTS: u64 = 300;
 
-/// Looks at what is done in the background, with a pause before each; only a volume that never
-/// gets there needs all.
-const LOOKS_MAX: u32 = 5000;
-
 /// A volume, with the root directories of its subvolumes.
 type Opened = (Volume, Vec<InodeId>);
-
-const DIRECTORY: NewInode<'static> =
-    NewInode { file_type: FileType::Directory, mode: 0o755, ..NEW_FILE };
-
-fn open(device: &Arc<SimulatedDevice>, background: bool) -> Volume {
-    let options = VolumeOptions {
-        background,
-        commit_interval: Duration::from_millis(20),
-        dirty_data_bytes_max: 4 << 20,
-        ..VolumeOptions::default()
-    };
-    Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).expect("it opens")
-}
-
-/// Blocks in use, and inodes, once nothing is under way.
-fn used(volume: &Volume, device: &SimulatedDevice) -> (u64, u64) {
-    wait_for_cleanups(volume, device).unwrap_or_else(|error| panic!("{error}"));
-    volume.sync().expect("it can be synced");
-    volume.commit().expect("it can be committed");
-    let space = volume.space();
-    (space.total_blocks - space.free_blocks, space.inodes)
-}
-
-/// As much is in use as `before`, once what was removed is gone.
-fn expect_used(volume: &Volume, device: &SimulatedDevice, before: (u64, u64), when: &str) {
-    for _ in 0..LOOKS_MAX {
-        if used(volume, device) == before {
-            return;
-        }
-        clock::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(used(volume, device), before, "{when}");
-}
 
 /// The volume and the root directories of both subvolumes, with nothing under way in the
 /// background.
@@ -73,57 +35,6 @@ fn open_again(volume: Volume, device: &Arc<SimulatedDevice>, background: bool) -
     let subvolume = volume.lookup(volume.root(), b"subvolume").expect("it exists").inode;
     let roots = vec![volume.root(), subvolume];
     (volume, roots)
-}
-
-/// The regular files in a directory.
-fn files_in(volume: &Volume, directory: InodeId) -> Vec<(Vec<u8>, InodeId)> {
-    let mut found = Vec::new();
-    let mut take = |item: cairn_engine::DirectoryItem<'_>| {
-        if item.file_type == FileType::Regular {
-            found.push((item.name.to_vec(), item.inode));
-        }
-        true
-    };
-    volume.read_directory(directory, 0, &mut take).expect("it is a directory");
-    found
-}
-
-/// Changes or removes some of the files; a full volume may refuse any of that.
-fn change_some(volume: &Volume, directories: &[InodeId], random: &mut Seeded) {
-    let small = |result: Result<(), Error>| match result {
-        Ok(()) | Err(Error::NoSpace) => {}
-        Err(error) => panic!("changing a file: {error}"),
-    };
-    for directory in directories {
-        for (name, inode) in files_in(volume, *directory) {
-            let at = 4096 * random.below(40);
-            small(match random.below(12) {
-                0 => volume.unlink(*directory, &name),
-                1 => volume.write(inode, at, &vec![9; 1 + random.below(40_000) as usize]),
-                2 => {
-                    let change =
-                        AttributeChange { size: Some(at + 100), ..AttributeChange::default() };
-                    volume.set_attributes(inode, &change).map(drop)
-                }
-                3 => volume.allocate(inode, at, 30_000, AllocateMode::PunchHole),
-                4 => {
-                    let mode = AllocateMode::Allocate { keep_size: random.chance(1, 2) };
-                    volume.allocate(inode, at, 50_000, mode)
-                }
-                _ => Ok(()),
-            });
-        }
-    }
-}
-
-/// Removes all files; whether that was possible.
-fn remove_files(volume: &Volume, directories: &[InodeId]) -> Result<(), Error> {
-    for directory in directories {
-        for (name, _) in files_in(volume, *directory) {
-            volume.unlink(*directory, &name)?;
-        }
-    }
-    Ok(())
 }
 
 /// A volume that has never a snapshot, but all that stays for ever once there was one.

@@ -55,6 +55,7 @@ fn sequences_of_one_step() {
     );
     assert!(report.search.checked.images < report.search.states, "no image was left twice");
     assert!(report.search.checked.promises.subvolumes > 0, "no subvolume was promised");
+    assert!(report.search.checked.promises.forks > 0, "no fork was promised");
 }
 
 #[test]

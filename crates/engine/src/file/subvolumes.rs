@@ -13,6 +13,9 @@ use crate::store::operation::{Effort, Operation};
 use crate::{Error, InodeId, Result};
 use cairn_format::{FileBlock, INODE_ORPHANS, ItemKind, Key, OrphanKind, decode_orphan};
 
+/// Commits after which a removal must have had space.
+const TRIES: usize = 8;
+
 impl Files {
     /// Opens the subvolume of `inode` unless it is open.
     ///
@@ -56,6 +59,24 @@ impl Files {
         } else {
             self.reap(orphan);
         }
+    }
+
+    /// Waits until the forks of the subvolume with the root directory `root` that have lost their
+    /// names are gone.
+    pub(crate) fn finish_fork_removals(&self, root: InodeId) -> Result<()> {
+        for _ in 0..TRIES {
+            self.reap_waiting();
+            self.drain_orphans();
+            if !self.store.has_dying_forks(root)? {
+                return Ok(());
+            }
+            if self.orphans.queue.is_closing() {
+                return Err(Error::Closed);
+            }
+            // One that lacks space goes on then.
+            self.store.commit()?;
+        }
+        Err(Error::Busy)
     }
 
     /// At mount: goes on with removals that were interrupted.

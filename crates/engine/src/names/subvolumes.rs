@@ -131,10 +131,11 @@ impl Names {
             return Err(Error::InvalidArgument("not a subvolume"));
         }
         self.files.enter(parent)?;
-        let mut is_removed = false;
+        let (mut is_removed, mut has_dying_forks) = (false, false);
         {
+            // A volume that is full of forks must let go of them.
             let mut operation =
-                self.store.begin_for_subvolume(parent, NAME_ITEMS, Effort::Removal)?;
+                self.store.begin_for_subvolume(parent, NAME_ITEMS, Effort::Cleanup)?;
             let (directory, root) =
                 (self.files.inodes.get(parent), self.files.inodes.get(seen.inode));
             let mut locked = match self.files.lock_inodes(&[&directory, &root]) {
@@ -149,6 +150,9 @@ impl Names {
             }
             permits(&Attributes::new(found.inode, &locked.get(found.inode).item, 0))?;
             match operation.begin_removal(found.inode) {
+                Err(Error::Busy) if self.store.has_dying_forks(found.inode)? => {
+                    has_dying_forks = true;
+                }
                 Err(Error::Busy) if self.store.has_cleanups(found.inode)? => {}
                 begun => {
                     begun?;
@@ -160,6 +164,10 @@ impl Names {
                     is_removed = true;
                 }
             }
+        }
+        if has_dying_forks {
+            self.files.finish_fork_removals(seen.inode)?;
+            return Ok(false);
         }
         if !is_removed {
             // Its snapshots are deleted, and their blocks are being freed.

@@ -147,6 +147,14 @@ impl Store {
         Ok(directories)
     }
 
+    /// Whether forks of the subvolume with the root directory `root` are being removed.
+    pub(crate) fn has_dying_forks(&self, root: InodeId) -> Result<bool> {
+        let id = self.trees.subvolume(root)?.id;
+        let is_of = |origin: Origin| origin.subvolume == id;
+        let records = self.trees.all_records(&self.superblock)?;
+        Ok(records.iter().any(|(_, item)| item.is_dying && item.origin.is_some_and(is_of)))
+    }
+
     /// Returns when a fork is durable. Nobody sees it yet.
     pub(crate) fn wait_for_fork(&self, forming: &Forming) -> Result<Formed> {
         let formed = loop {
@@ -215,7 +223,7 @@ impl Store {
 
     /// Nothing in the fork with the root directory `root` names other subvolumes any more.
     pub(crate) fn note_own_names(&self, root: InodeId) -> Result<()> {
-        let mut operation = self.begin_for_subvolume(root, 0, Effort::Removal)?;
+        let mut operation = self.begin_for_subvolume(root, 0, Effort::Cleanup)?;
         let subvolume = self.trees.subvolume(root)?;
         let records = self.trees.lock_records();
         subvolume.check_alive()?;

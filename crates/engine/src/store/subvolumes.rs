@@ -45,6 +45,9 @@ pub struct SubvolumeInfo {
     pub is_dying: bool,
     /// It is a fork of this subvolume's snapshot that this transaction made.
     pub origin: Option<(u64, u64)>,
+    /// It is a fork, and names of its origin's subvolumes stand in it, which were to be removed
+    /// before it was shown. They are hidden, but sizes and link counts of directories have them.
+    pub hides_names: bool,
 }
 
 impl Store {
@@ -162,6 +165,7 @@ impl Store {
                     is_default: id == default,
                     is_dying: item.is_dying,
                     origin: item.origin.map(|origin| (origin.subvolume.0, origin.generation.0)),
+                    hides_names: item.names_others,
                 })
             })
             .collect()

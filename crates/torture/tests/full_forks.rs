@@ -1,0 +1,222 @@
+//! Space and removal with forks: volumes are filled by subvolumes, snapshots of them, and forks of
+//! both. Then all of that is removed in a random order, as far as one thing does not need another,
+//! also by power failures in the middle. Each time the volume is as empty as it was.
+#[path = "full_snapshots/small.rs"]
+mod small;
+
+use cairn_blockdev::SimulatedDevice;
+use cairn_engine::{Error, InodeId, Volume};
+use cairn_environment::random::Seeded;
+use cairn_torture::cleanups::{counts, delete_all};
+use cairn_torture::crash::expect_clean;
+use cairn_torture::files::{NEW_FILE, fill, format};
+use cairn_torture::seed_from_environment;
+use small::{DIRECTORY, VOLUME_BYTES, change_some, expect_used, open, remove_files, used};
+use std::sync::Arc;
+
+const ROUNDS: u32 = 4;
+/// Snapshots and forks of a round, at most.
+const COPIES: u64 = 10;
+/// Points of a removal at which the power fails.
+const POINTS: usize = 20;
+
+/// A volume that has nothing, but all that stays for ever once there was a fork.
+fn start(background: bool) -> (Arc<SimulatedDevice>, (u64, u64)) {
+    let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
+    format(&*device, 1 << 20).expect("a new volume");
+    let volume = open(&device, background);
+    let root = volume.root();
+    let other = volume.create_subvolume(root, b"first", &DIRECTORY).expect("it fits").inode;
+    for (source, name) in [(root, b"fork"), (other, b"copy")] {
+        volume.create_snapshot(source, b"first").expect("it fits");
+        volume.fork(source, root, name).expect("it fits");
+    }
+    delete_all(&volume).expect("they are not held");
+    for name in [&b"fork"[..], b"copy", b"first"] {
+        volume.remove_subvolume(root, name).expect("nothing needs it");
+    }
+    let before = used(&volume, &device);
+    volume.close().expect("it closes");
+    (device, before)
+}
+
+/// The root directories of all subvolumes, that of the volume first; each but that with where its
+/// name stands. All names stand in root directories.
+fn subvolumes(volume: &Volume) -> Vec<(InodeId, Option<(InodeId, Vec<u8>)>)> {
+    let mut found = vec![(volume.root(), None)];
+    let mut next = 0;
+    while let Some((directory, _)) = found.get(next).cloned() {
+        next += 1;
+        let mut names = Vec::new();
+        let mut take = |item: cairn_engine::DirectoryItem<'_>| {
+            names.push(item.name.to_vec());
+            true
+        };
+        volume.read_directory(directory, 0, &mut take).expect("it is a directory");
+        for name in names {
+            let inode = volume.lookup(directory, &name).expect("it is listed").inode;
+            volume.forget(inode, 1);
+            if volume.subvolume_of(inode).expect("it exists").1 {
+                found.push((inode, Some((directory, name))));
+            }
+        }
+    }
+    found
+}
+
+/// All snapshots, as their subvolumes and names.
+fn snapshots(volume: &Volume) -> Vec<(u64, Vec<u8>)> {
+    let subvolumes = volume.snapshotted_subvolumes().expect("they can be listed");
+    let of = |id| volume.snapshots(id).expect("they can be listed").into_iter();
+    subvolumes.into_iter().flat_map(|id| of(id).map(move |info| (id, info.name))).collect()
+}
+
+fn any<T: Clone>(random: &mut Seeded, of: &[T]) -> Option<T> {
+    of.get(random.below(of.len().max(1) as u64) as usize).cloned()
+}
+
+/// Fills a volume; a full one may refuse anything.
+fn fill_with_forks(volume: &Volume, random: &mut Seeded) {
+    volume.create_subvolume(volume.root(), b"subvolume", &DIRECTORY).expect("it fits");
+    for number in 0..3 + random.below(COPIES - 2) {
+        let roots: Vec<InodeId> = subvolumes(volume).into_iter().map(|(root, _)| root).collect();
+        for file in 0..random.below(16) {
+            let directory = roots[random.below(roots.len() as u64) as usize];
+            let name = format!("{number}-{file}").into_bytes();
+            let Ok(made) = volume.create(directory, &name, &NEW_FILE) else { break };
+            let written = volume.write(made.inode, 0, &vec![3; 1 + random.below(120_000) as usize]);
+            volume.forget(made.inode, 1);
+            if written.is_err() {
+                break;
+            }
+        }
+        change_some(volume, &roots, random);
+        let source = any(random, &roots).expect("there is one");
+        let name = format!("copy {number}").into_bytes();
+        let made = match random.below(3) {
+            0 => volume.create_snapshot(source, &name).map(drop),
+            which => {
+                let of_snapshot = any(random, &snapshots(volume)).filter(|_| which == 1);
+                let source = of_snapshot.map_or(source, |(id, name)| {
+                    volume.snapshot_named(id, &name).expect("it is listed").root
+                });
+                let to = any(random, &roots).expect("there is one");
+                volume.fork(source, to, &name).map(|made| volume.forget(made.inode, 1))
+            }
+        };
+        match made {
+            Ok(()) | Err(Error::NoSpace) => {}
+            Err(error) => panic!("making a snapshot or fork: {error}"),
+        }
+        let roots: Vec<InodeId> = subvolumes(volume).into_iter().map(|(root, _)| root).collect();
+        change_some(volume, &roots, random);
+    }
+    let roots: Vec<InodeId> = subvolumes(volume).into_iter().map(|(root, _)| root).collect();
+    fill(volume, &roots[..1], 99, random);
+    let space = volume.space();
+    assert!(space.available_blocks < space.total_blocks / 10, "{space:?} is not full");
+}
+
+/// Removes all subvolumes and snapshots in a random order. What nothing needs may not be refused,
+/// but for a lack of space as long as something else goes.
+fn remove_all(volume: &Volume, random: &mut Seeded) {
+    loop {
+        let (mut all, mut tried) = (0, 0);
+        let mut snapshots = snapshots(volume);
+        let mut subvolumes = subvolumes(volume).split_off(1);
+        let mut refused = Vec::new();
+        while snapshots.len() + subvolumes.len() > 0 {
+            all += 1;
+            let at = random.below((snapshots.len() + subvolumes.len()) as u64) as usize;
+            if at < snapshots.len() {
+                let (subvolume, name) = snapshots.swap_remove(at);
+                volume.delete_snapshot(subvolume, &name).expect("deleting works on a full volume");
+                tried += 1;
+                continue;
+            }
+            let (_, place) = subvolumes.swap_remove(at - snapshots.len());
+            let (directory, name) = place.expect("all others have a name");
+            match volume.remove_subvolume(directory, &name) {
+                Ok(()) => tried += 1,
+                // It has copies, or has the name of one.
+                Err(error @ (Error::Busy | Error::NotEmpty | Error::NoSpace)) => {
+                    refused.push((name, error));
+                }
+                Err(error) => panic!("removing a subvolume: {error}"),
+            }
+        }
+        if all == 0 {
+            break;
+        }
+        assert!(tried > 0, "nothing can be removed: {refused:?}, {:?}", volume.space());
+    }
+    remove_files(volume, &[volume.root()]).expect("removing works without snapshots");
+}
+
+fn fills_and_removes(background: bool) {
+    let mut random = Seeded::new(seed_from_environment());
+    let (device, before) = start(background);
+    for round in 0..ROUNDS {
+        let mut volume = open(&device, background);
+        fill_with_forks(&volume, &mut random);
+        for _ in 0..random.below(3) {
+            volume.close().expect("it closes");
+            expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}: {error}"));
+            volume = open(&device, background);
+        }
+        remove_all(&volume, &mut random);
+        expect_used(&volume, &device, before, &format!("round {round}"));
+        volume.close().expect("it closes");
+        expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        let counts = counts(&*device).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        assert_eq!((counts.snapshots, counts.cleanups, counts.dead_runs), (0, 0, 0));
+    }
+}
+
+#[test]
+fn removing_forks_and_snapshots_gives_all_back() {
+    fills_and_removes(false);
+}
+
+#[test]
+fn the_same_with_background_work() {
+    fills_and_removes(true);
+}
+
+/// The power fails at points of the removals.
+#[test]
+fn a_removal_that_was_interrupted_gives_all_back() {
+    let mut random = Seeded::new(seed_from_environment());
+    let (device, before) = start(false);
+    let volume = open(&device, false);
+    fill_with_forks(&volume, &mut random);
+    volume.sync().expect("what write accepted has its space");
+    device.start_recording();
+    remove_all(&volume, &mut random);
+    volume.close().expect("it closes");
+    let mut explorer = device.explorer();
+    let (events, mut interrupted) = (explorer.history_len(), 0);
+    let mut points: Vec<usize> =
+        (0..POINTS).map(|_| random.below(events as u64 + 1) as usize).collect();
+    points.sort_unstable();
+    for point in points {
+        explorer.advance_to(point);
+        let state = Arc::new(explorer.state(&mut random));
+        let when = format!("after {point} of {events} events");
+        expect_clean(&*state).unwrap_or_else(|error| panic!("{when}: {error}"));
+        let mut volume = open(&state, random.chance(1, 2));
+        interrupted += u32::from(!snapshots(&volume).is_empty() || subvolumes(&volume).len() > 1);
+        if random.chance(1, 2) {
+            // Again in the middle.
+            volume.close().expect("it closes");
+            expect_clean(&*state).unwrap_or_else(|error| panic!("{when}, closed: {error}"));
+            volume = open(&state, random.chance(1, 2));
+        }
+        remove_all(&volume, &mut random);
+        expect_used(&volume, &state, before, &when);
+        volume.close().expect("it closes");
+        expect_clean(&*state).unwrap_or_else(|error| panic!("{when}: {error}"));
+    }
+    eprintln!("{interrupted} of {POINTS} states have something to remove");
+    assert!(interrupted > 0, "no state has something to remove");
+}
