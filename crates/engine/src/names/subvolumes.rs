@@ -12,8 +12,8 @@ use cairn_environment::atomic::Ordering;
 use cairn_format::{EntryTarget, FileType, INODE_ROOT, InodeItem, ItemKind};
 use std::collections::{HashMap, HashSet};
 
-/// Times that the removal of a subvolume waits for that of its forks.
-const WAITS_FOR_FORKS: u32 = 3;
+/// Times that a removal looks whether anything keeps a subvolume.
+const LOOKS_AGAIN: u32 = 3;
 
 /// Items of its parent's tree that a subvolume's creation or removal changes: entry and directory.
 pub(super) const NAME_ITEMS: u64 = 2;
@@ -67,17 +67,12 @@ impl Names {
         name: &[u8],
         permits: &dyn Fn(&Attributes) -> Result<()>,
     ) -> Result<()> {
-        let mut waits = 0..WAITS_FOR_FORKS;
+        let mut looks = 1..LOOKS_AGAIN;
         loop {
             let glance = self.peek_entry(parent, name)?.ok_or(Error::NotFound)?;
             match self.try_remove_subvolume(parent, name, glance, permits) {
-                // Perhaps forks of it have lost their names, and what they had made is being given
-                // back, or just was.
-                Err(Error::Busy) if waits.next().is_some() => {
-                    if self.store.has_dying_forks(glance.inode)? {
-                        self.files.drain_orphans();
-                    }
-                }
+                // What kept it may have gone between two looks.
+                Err(Error::Busy) if looks.next().is_some() => {}
                 Ok(true) => return Ok(()),
                 removed => drop(removed?),
             }

@@ -236,14 +236,6 @@ impl Store {
         Ok(())
     }
 
-    /// Whether forks of the subvolume with the root directory `root` are being removed.
-    pub(crate) fn has_dying_forks(&self, root: InodeId) -> Result<bool> {
-        let id = self.trees.subvolume(root)?.id;
-        let all = self.trees.all_records(&self.superblock)?;
-        let is_of = |origin: Origin| origin.subvolume == id;
-        Ok(all.iter().any(|(_, item)| item.is_dying && item.origin.is_some_and(is_of)))
-    }
-
     /// Removes the fork `subvolume`, which has lost its name, unless `interrupted` says that the
     /// volume is being closed. Returns the root directory of its origin.
     ///
