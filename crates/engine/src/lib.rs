@@ -48,8 +48,9 @@ pub use store::snapshots::{SnapshotInfo, SnapshotUsage};
 pub use store::storage_room::STORAGE_ROOM_BYTES;
 pub use store::subvolumes::SubvolumeInfo;
 pub use types::{
-    AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode,
-    RenameMode, SeekTarget, SpaceInfo, TimeChange, WriteTimes, XattrMode,
+    AllocateMode, AttributeChange, Attributes, Changes, Completion, Difference, DifferenceKind,
+    DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, TimeChange, WriteTimes,
+    XattrMode,
 };
 pub use volume::Volume;
 

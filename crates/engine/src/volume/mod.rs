@@ -162,6 +162,7 @@ impl Volume {
         files.finish_orphans(meter);
         files.resume_subvolume_removals();
         files.resume_cleanups();
+        files.delete_left_temporary_snapshots();
         Ok(())
     }
 
