@@ -328,10 +328,16 @@ fn what_has_no_name_is_not_listed() {
     let open_file = put(&volume, root, b"open", b"1");
     let old = snapshot(&volume, "old");
     volume.unlink(root, b"open").unwrap();
+    let open_directory = directory(&volume, root, b"directory");
+    let first = snapshot(&volume, "first");
+    volume.remove_directory(root, b"directory").unwrap();
     let unnamed = volume.create_unnamed(root, &FILE).unwrap().inode;
     volume.write(unnamed, 0, b"1").unwrap();
     let middle = snapshot(&volume, "middle");
     assert_eq!(lines(&volume, old, middle), ["- open"]);
+    assert_eq!(lines(&volume, first, middle), ["- directory"]);
+    assert_eq!(lines(&volume, middle, first), ["+ directory"]);
+    volume.forget(open_directory, 1);
     volume.write(open_file, 0, b"more").unwrap();
     volume.write(unnamed, 0, b"more").unwrap();
     let last = snapshot(&volume, "last");

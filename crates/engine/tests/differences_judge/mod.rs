@@ -176,16 +176,17 @@ impl<'a> Judge<'a> {
             return known(path);
         }
         let (directory, name) = split(path);
+        // By the name in the same directory.
         let natural = self.origins.get(directory).copied().flatten();
-        // By the name in the same directory, or by the same path.
-        let unsaid = natural.and_then(|natural| known(&join(natural, name))).or(known(path));
+        let natural = natural.and_then(|natural| known(&join(natural, name)));
         let said = self.said.get(path);
         let replaced =
             said.is_some_and(|said| said.changes.is_some_and(|changes| changes.replaced));
         let (added, from) =
             (said.is_some_and(|said| said.added), said.and_then(|said| said.from.clone()));
         if added || replaced {
-            if unsaid.is_some() {
+            // That the path existed before says nothing: that may have moved with a directory.
+            if natural.is_some() {
                 self.problem(path, "is not new");
             }
             if from.is_some() || (added && replaced) {
@@ -196,11 +197,10 @@ impl<'a> Judge<'a> {
             if replaced && !same_type {
                 self.problem(path, "has replaced nothing");
             }
-            // What another type replaces is removed, and so is what moved away.
             return None;
         }
         if let Some(from) = from {
-            if natural.is_some_and(|natural| known(&join(natural, name)).is_some()) {
+            if natural.is_some() {
                 self.problem(path, "has not moved");
             }
             let found = known(&from);
@@ -209,6 +209,8 @@ impl<'a> Judge<'a> {
             }
             return found;
         }
+        // In another directory, that has the path now.
+        let unsaid = natural.or(known(path));
         if unsaid.is_none() {
             self.problem(path, "is new, and nothing is said");
         }

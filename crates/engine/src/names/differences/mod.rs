@@ -167,6 +167,7 @@ impl Found {
         let mut wanted = BTreeMap::new();
         let mut by_number = HashMap::new();
         for ChangedInode { number, changes, item } in changed {
+            let fates = entries.0.get(number).map(PathsOfInode::fates).unwrap_or_default();
             // What is open and has no name has no path.
             if item.links == 0 {
                 continue;
@@ -176,18 +177,16 @@ impl Found {
                     INODE_ROOT => ROOT,
                     number => paths.of_directory(number)?.strip_suffix(b"/").unwrap_or_default(),
                 };
-                self.push(path, DifferenceKind::Changed(*changes));
+                // It may have been open without a name before.
+                if fates.added.is_empty() {
+                    self.push(path, DifferenceKind::Changed(*changes));
+                }
                 continue;
             }
-            let mut new_names = 0;
-            if let Some(entries) = entries.0.get(number) {
-                new_names = entries.added.len();
-                let fates = entries.fates();
-                let moved = fates.moved.iter().map(|(_, to)| to);
-                for entry in moved.chain(&fates.kept) {
-                    self.push(&entry.path, DifferenceKind::Changed(*changes));
-                }
+            for entry in fates.moved.iter().map(|(_, to)| to).chain(&fates.kept) {
+                self.push(&entry.path, DifferenceKind::Changed(*changes));
             }
+            let new_names = fates.added.len() + fates.moved.len() + fates.kept.len();
             if item.links as usize > new_names {
                 wanted.insert(*number, item.links);
                 by_number.insert(*number, *changes);
