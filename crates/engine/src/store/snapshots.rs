@@ -74,8 +74,14 @@ pub(crate) fn temporary_name() -> Vec<u8> {
     format!("{TEMPORARY}{:0TEMPORARY_DIGITS$x}", random::u64()).into_bytes()
 }
 
-/// Whether a snapshot with this name is a temporary one.
-pub(crate) fn is_temporary_name(name: &[u8]) -> bool {
+/// Whether a snapshot with this name is a temporary one: it exists while a subvolume is read that
+/// others change, and if a crash left it, the next mount deletes it.
+///
+/// ```
+/// assert!(cairn_engine::is_temporary_name(b".diff-0123456789abcdef"));
+/// assert!(!cairn_engine::is_temporary_name(b".diff-today"));
+/// ```
+pub fn is_temporary_name(name: &[u8]) -> bool {
     let digits = name.strip_prefix(TEMPORARY.as_bytes()).unwrap_or_default();
     digits.len() == TEMPORARY_DIGITS
         && digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
