@@ -38,7 +38,8 @@ fn name(number: u64) -> Vec<u8> {
 
 /// Makes the files; returns the directories.
 fn fill(volume: &Volume, files: u64, far: bool) -> Result<Vec<InodeId>> {
-    let make = |index: u64| volume.create(volume.root(), format!("d{index:04}").as_bytes(), &DIRECTORY);
+    let make =
+        |index: u64| volume.create(volume.root(), format!("d{index:04}").as_bytes(), &DIRECTORY);
     let mut directories = Vec::new();
     let count = files.div_ceil(FILES_PER_DIRECTORY);
     if far {
@@ -127,12 +128,12 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             volume.create_snapshot(volume.root(), &after)?;
         }
         volume.close()?;
+        drop(volume);
         for kind in ["content", "names"] {
             println!("{files} files, {changes} changes of {kind}, {place}:");
             let volume = open(image)?;
-            let snapshot = |name: &str| {
-                volume.snapshot_named(FIRST, format!("{name}-{kind}").as_bytes())
-            };
+            let snapshot =
+                |name: &str| volume.snapshot_named(FIRST, format!("{name}-{kind}").as_bytes());
             let (old, new) = (snapshot("before")?.root, snapshot("after")?.root);
             measure(&volume, "nothing in memory", old, new)?;
             measure(&volume, "again", old, new)?;

@@ -649,3 +649,68 @@ fn random_histories_differ_as_full_walks_do() {
         history.volume.close().unwrap();
     }
 }
+
+/// What others do meanwhile neither fails a comparison nor appears in it as what it is not.
+#[test]
+fn a_subvolume_is_compared_while_it_changes_and_snapshots_go() {
+    let device = device();
+    let volume = open_with(&device, VolumeOptions::default());
+    let root = volume.root();
+    let directories: Vec<InodeId> =
+        (0..20).map(|at| directory(&volume, root, format!("d{at}").as_bytes())).collect();
+    for number in 0..2000_u64 {
+        let name = format!("{number}").into_bytes();
+        volume.forget(put(&volume, directories[number as usize % 20], &name, b"1"), 1);
+    }
+    let old = snapshot(&volume, "old");
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            // Both names of a pair come and go in one operation after the other.
+            for number in 0..300_u64 {
+                let at = directories[number as usize % 20];
+                let name = format!("new{}", number / 2);
+                if number % 2 == 0 {
+                    volume.forget(put(&volume, at, name.as_bytes(), b"2"), 1);
+                } else {
+                    let before = directories[number as usize % 20 - 1];
+                    let mode = RenameMode::Replace;
+                    volume.rename(before, name.as_bytes(), at, b"same", mode).unwrap();
+                }
+            }
+        });
+        let deleter = scope.spawn(|| {
+            for number in 0..10 {
+                let name = format!("short{number}");
+                let made = snapshot(&volume, &name);
+                volume.delete_snapshot(FIRST, name.as_bytes()).unwrap();
+                assert!(matches!(volume.differences(old, made), Err(Error::Stale)));
+            }
+        });
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    for _ in 0..10 {
+                        // Never more than one new name is on its way, and each place has one.
+                        let found = volume.differences(old, root).unwrap();
+                        let is_new =
+                            |one: &&Difference| one.path.windows(4).any(|at| at == b"/new");
+                        assert!(found.iter().filter(is_new).count() <= 1, "{found:?}");
+                        let known = volume.snapshots(FIRST).unwrap();
+                        for info in known.iter().filter(|info| info.root != old) {
+                            match volume.differences(info.root, old) {
+                                Ok(_) | Err(Error::Stale) => {}
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        for thread in readers.into_iter().chain([writer, deleter]) {
+            thread.join().unwrap();
+        }
+    });
+    assert_eq!(volume.snapshots(FIRST).unwrap().len(), 1, "temporary ones are gone");
+    assert_eq!(volume.statistics().failures, Default::default(), "no damage was met");
+    volume.close().unwrap();
+}
