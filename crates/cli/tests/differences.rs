@@ -1,7 +1,7 @@
 //! `cairn diff` on real mounts, over both transports: what it prints, its exit codes, and what
 //! stays of a comparison with a subvolume.
 //!
-//! `CAIRN_MOUNT_TESTS` as in `mounting`.
+//! `CAIRN_MOUNT_TESTS` as in `mounting`; `CAIRN_TEST_TRANSPORT` leaves one transport.
 #[path = "mounting/mounted.rs"]
 mod mounted;
 mod mounting;
@@ -19,6 +19,9 @@ use std::path::{Path, PathBuf};
 /// Runs `test` on a mount for each transport that this machine has.
 fn on_mounts(options: &str, test: impl Fn(&Mounted)) {
     for transport in ["dev", "uring"] {
+        if std::env::var("CAIRN_TEST_TRANSPORT").is_ok_and(|only| only != transport) {
+            continue;
+        }
         let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
         let has_rings = switch.is_ok_and(|switch| switch.trim() == "Y");
         if transport == "uring" && !(has_rings && rustix::process::geteuid().is_root()) {

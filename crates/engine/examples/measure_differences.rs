@@ -3,12 +3,13 @@
 //!     cargo run --release -p cairn-engine --example measure_differences -- IMAGE [FILES [CHANGES]]
 //!
 //! It makes the file IMAGE, with a volume of FILES empty files in directories of 1,000, and a
-//! snapshot; changes some; makes another one; and compares both, in both orders, after the volume
-//! was opened again and with what is in memory then; and the second one with the subvolume, which is
-//! the same. There are two kinds of changes: *content*
-//! writes into files, whose names have to be found; *names* makes, removes and renames files.
-//! Each file is either in the directory that was made before it (*near*), or was made elsewhere and
-//! moved there (*far*).
+//! snapshot; changes some; and makes another one. Then it opens the volume again, compares both
+//! snapshots, again, and in the other order, and at last the second one with the subvolume, which
+//! is the same.
+//!
+//! There are two kinds of changes: *content* writes into files, whose names have to be found;
+//! *names* makes, removes and renames files. Each file is in the directory that was made last
+//! (*near*), or in any one, all of which were made before it (*far*).
 use cairn_blockdev::{FileDevice, OpenMode};
 use cairn_engine::{FileType, InodeId, NewInode, RenameMode, Result, Volume, VolumeOptions, mkfs};
 use cairn_environment::clock;

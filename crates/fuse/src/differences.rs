@@ -12,9 +12,9 @@ use std::path::Path;
 
 pub use cairn_engine::{Changes, Difference, DifferenceKind};
 
-/// What differs between `old` and `new`, by path: root directories of snapshots of one subvolume, or
-/// its own, in one mount. See [`cairn_engine::Volume::differences`]. For root and the server's user:
-/// it names files in directories that others may not read.
+/// What differs between `old` and `new`, by path: root directories of snapshots of one subvolume,
+/// or its own, in one mount. See [`cairn_engine::Volume::differences`]. For root and the server's
+/// user: it names files in directories that others may not read.
 ///
 /// # Errors
 /// If one is no such directory, they are not of one subvolume, or a snapshot can't be read.

@@ -1,5 +1,5 @@
-//! `cairn diff`: shows what differs between snapshots of a subvolume of a mounted volume, or between
-//! a snapshot and the subvolume as it is now.
+//! `cairn diff`: shows what differs between snapshots of a subvolume of a mounted volume, or
+//! between a snapshot and the subvolume as it is now.
 //!
 //! Exit codes are those of diff(1).
 use crate::mount_error;

@@ -1,8 +1,8 @@
 //! Snapshots that exist while a subvolume is read that others change.
 //!
 //! Such a snapshot is like any other, but for its name, which no other can have. It is deleted when
-//! its reader ends, also after an error. *After a crash, or if the volume is closed meanwhile, it is
-//! still there: the next mount that may write deletes it.*
+//! its reader ends, also after an error. *After a crash, or if the volume is closed meanwhile, it
+//! is still there: the next mount that may write deletes it.*
 //!
 //! Lock discipline: none is held here.
 use super::Files;

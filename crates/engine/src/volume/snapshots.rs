@@ -119,16 +119,16 @@ impl Volume {
     /// ```
     ///
     /// # The work
-    /// Nodes of the trees that both have are not read. A directory knows its parent, but a file does
-    /// not know where its name is: for a file that has changed and kept its name, directories are
-    /// searched, those first that were made shortly before it. One that was moved there, or that
-    /// has several names, may cost a look at all directories.
+    /// Nodes of the trees that both have are not read. A directory knows its parent, but a file
+    /// does not know where its name is: for a file that has changed and kept its name, directories
+    /// are searched, those first that were made shortly before it. One that was moved there, or
+    /// that has several names, may cost a look at all directories.
     ///
     /// # Errors
     /// [`Error::CrossDevice`] if they are not of one subvolume; [`Error::InvalidArgument`] for an
     /// inode that is no root directory of a subvolume or snapshot; [`Error::Stale`] if a snapshot
-    /// was deleted; [`Error::NoSpace`] and the failure that stopped the volume, if a snapshot has to
-    /// be made; [`Error::Damaged`], [`Error::Device`].
+    /// was deleted; [`Error::NoSpace`] and the failure that stopped the volume, if a snapshot has
+    /// to be made; [`Error::Damaged`], [`Error::Device`].
     pub fn differences(&self, old: InodeId, new: InodeId) -> Result<Vec<Difference>> {
         self.names().differences(old, new)
     }

@@ -1,7 +1,7 @@
 //! Requests about [differences](crate::differences), on the thread of the request.
 //!
-//! An answer that does not fit into one reply is kept, and asked for in parts. It goes with the last
-//! part, or when nobody has asked for a while.
+//! An answer that does not fit into one reply is kept, and asked for in parts. It goes with the
+//! last part, or when nobody has asked for a while.
 //!
 //! Lock: the kept answers, for a moment.
 use super::Answer;
