@@ -92,6 +92,12 @@ impl Expected {
         }
     }
 
+    /// Whether both are the same node, whichever tree points to it: what is at a block was written
+    /// once in a generation.
+    pub(crate) fn is_same_node(&self, other: &Expected) -> bool {
+        (self.block, self.generation) == (other.block, other.generation)
+    }
+
     /// Checks tree, level and generation, which never change while a node stands at its block.
     ///
     /// # Errors

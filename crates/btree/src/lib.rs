@@ -20,7 +20,7 @@
 //! | `routes`, `handle` | nodes in memory, the routes between them, and guards |
 //! | `shard`, `dirty`, `cache`, `cut` | the cache, and the write of a transaction's nodes |
 //! | `tree`, `walk`, `quick` | the root pointer, and the two ways to a node: with locks, without |
-//! | `lookup`, `range` | what reads |
+//! | `lookup`, `range`, `difference` | what reads |
 //! | `copy_on_write`, `descent`, `change`, `bound` | what changes |
 //!
 //! Lock discipline: `TREE_ROOT`, then `NODE` from the root down, then `NODE_CACHE`, `NODE_DIRTY`
@@ -68,6 +68,7 @@ mod change;
 mod copy_on_write;
 mod cut;
 mod descent;
+mod difference;
 mod dirty;
 mod edit;
 mod end;
@@ -89,6 +90,7 @@ mod walk;
 pub use cache::NodeCache;
 pub use copy_on_write::Change;
 pub use cut::{DirtyNodes, WriteReport};
+pub use difference::{Differences, ItemDifference};
 pub use error::TreeError;
 pub use own::OwnNodes;
 pub use range::Range;
@@ -101,6 +103,8 @@ mod cache_tests;
 mod concurrency_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod damage_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod difference_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod order_tests;
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -4,8 +4,8 @@
 //! crates of their own; it returns the process's exit code or
 //! an error, which is printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage,
 //! 130 after Ctrl-C; 4 of `stats --check` and `device status`, if what they look at is not as it
-//! should be; `fsck` has its own (0 clean, 1 repaired, 4 errors left, 8 failure), and of `torture`
-//! 1 is a finding, 2 everything else.
+//! should be; `fsck` has its own (0 clean, 1 repaired, 4 errors left, 8 failure), of `diff` 1 is a
+//! difference, 2 everything else, and of `torture` 1 is a finding, 2 everything else.
 #![forbid(unsafe_code)]
 
 mod commands;
@@ -51,6 +51,7 @@ enum Command {
     Subvolume(commands::subvolume::Arguments),
     Snapshot(commands::snapshot::Arguments),
     Fork(commands::fork::Arguments),
+    Diff(commands::diff::Arguments),
     Fsck(commands::fsck::Arguments),
     Dump(commands::dump::Arguments),
     Stats(commands::stats::Arguments),
@@ -77,6 +78,9 @@ fn main() -> ExitCode {
         Command::Subvolume(arguments) => commands::subvolume::run(&arguments),
         Command::Snapshot(arguments) => commands::snapshot::run(&arguments),
         Command::Fork(arguments) => commands::fork::run(&arguments),
+        Command::Diff(arguments) => {
+            return report(commands::diff::run(&arguments), commands::diff::EXIT_FAILURE);
+        }
         Command::Fsck(arguments) => {
             return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE);
         }

@@ -44,12 +44,13 @@ pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
 pub use store::failures::{Failure, Failures};
 pub use store::recovery::meter::{RecoveryPhase, RecoveryProgress};
-pub use store::snapshots::{SnapshotInfo, SnapshotUsage};
+pub use store::snapshots::{SnapshotInfo, SnapshotUsage, is_temporary_name};
 pub use store::storage_room::STORAGE_ROOM_BYTES;
 pub use store::subvolumes::SubvolumeInfo;
 pub use types::{
-    AllocateMode, AttributeChange, Attributes, Completion, DirectoryItem, FsyncKind, NewInode,
-    RenameMode, SeekTarget, SpaceInfo, TimeChange, WriteTimes, XattrMode,
+    AllocateMode, AttributeChange, Attributes, Changes, Completion, Difference, DifferenceKind,
+    DirectoryItem, FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, TimeChange, WriteTimes,
+    XattrMode,
 };
 pub use volume::Volume;
 

@@ -212,3 +212,53 @@ pub struct SpaceInfo {
 
 /// Runs once when an fsync's outcome is known.
 pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// What differs at a path of a subvolume between two times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Path below the root directory, which itself is `.`. Of what was removed it is the path
+    /// before, of everything else the path afterwards.
+    pub path: Vec<u8>,
+    /// What it is.
+    pub kind: DifferenceKind,
+}
+
+/// The kinds of differences at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DifferenceKind {
+    /// The name is gone.
+    Removed,
+    /// The name is new.
+    Added,
+    /// The name is new; before, the same inode had another one, which is gone.
+    Moved {
+        /// That one's path.
+        from: Vec<u8>,
+    },
+    /// What the name stands for has changed.
+    Changed(Changes),
+}
+
+/// What has changed of a file, a directory, or an object of another type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Another inode of the same type has the name. The other fields are not set then.
+    pub replaced: bool,
+    /// Size, or where the data is: something was written, perhaps the same, allocated or discarded.
+    pub data: bool,
+    /// Permission bits.
+    pub mode: bool,
+    /// Owner or group.
+    pub owner: bool,
+    /// Extended attributes.
+    pub xattrs: bool,
+    /// The time of the last modification, if neither changed data nor changed entries explain that.
+    pub times: bool,
+}
+
+impl Changes {
+    /// Whether there are any.
+    pub fn any(self) -> bool {
+        self != Self::default()
+    }
+}

@@ -3,7 +3,9 @@
 mod small_volume;
 
 use cairn_blockdev::MemoryDevice;
-use cairn_engine::{AllocateMode, Error, InodeId, RenameMode, Volume, VolumeOptions};
+use cairn_engine::{
+    AllocateMode, Difference, DifferenceKind, Error, InodeId, RenameMode, Volume, VolumeOptions,
+};
 use cairn_environment::random::Seeded;
 use small_volume::files::{Content, Files, compare};
 use small_volume::{DIRECTORY, FILE, device, get, open, open_with, put, used};
@@ -195,6 +197,51 @@ fn names_of_subvolumes_stay_where_they_are() {
         to.unwrap();
         volume.remove_subvolume(root, name).unwrap();
     }
+    volume.close().unwrap();
+}
+
+/// What differs between a subvolume and its forks, by path.
+#[test]
+fn forks_can_be_compared() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+    let other = volume.create_subvolume(root, b"other", &DIRECTORY).unwrap().inode;
+    for name in [&b"a"[..], b"b", b"c", b"d"] {
+        put(&volume, base, name, &[1; 10_000]);
+    }
+    let fork = volume.fork(base, root, b"fork").unwrap().inode;
+    let second = volume.fork(fork, root, b"second").unwrap().inode;
+    let shown = |old: InodeId, new: InodeId| -> Vec<String> {
+        let found = volume.differences(old, new).unwrap();
+        let line = |one: &Difference| {
+            let sign = match &one.kind {
+                DifferenceKind::Added => "+".to_owned(),
+                DifferenceKind::Removed => "-".to_owned(),
+                DifferenceKind::Moved { from } => format!("{} >", String::from_utf8_lossy(from)),
+                DifferenceKind::Changed(changes) if changes.data => "M".to_owned(),
+                DifferenceKind::Changed(_) => "m".to_owned(),
+            };
+            format!("{sign} {}", String::from_utf8_lossy(&one.path))
+        };
+        found.iter().map(line).collect()
+    };
+    assert_eq!(shown(base, fork), [""; 0]);
+    put(&volume, fork, b"new", b"in the fork");
+    put(&volume, base, b"new", b"in the base");
+    let file = volume.lookup(fork, b"b").unwrap().inode;
+    volume.write(file, 5000, b"changed").unwrap();
+    volume.rename(fork, b"c", fork, b"moved", RenameMode::Replace).unwrap();
+    volume.unlink(base, b"d").unwrap();
+    let found = shown(base, fork);
+    // The file of another number has the same name.
+    assert!(found.contains(&"M new".into()) || found.contains(&"m new".into()), "{found:?}");
+    let rest: Vec<_> = found.iter().filter(|line| !line.ends_with("new")).collect();
+    assert_eq!(rest, ["M b", "+ d", "c > moved"]);
+    assert_eq!(shown(second, fork), ["M b", "c > moved", "+ new"]);
+    assert_eq!(shown(fork, second), ["M b", "moved > c", "- new"]);
+    assert!(matches!(volume.differences(base, other), Err(Error::CrossDevice)));
     volume.close().unwrap();
 }
 

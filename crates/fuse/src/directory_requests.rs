@@ -27,13 +27,15 @@ pub(crate) enum Request {
     SetDefault,
     /// What concerns the snapshots of this one.
     Snapshots(SnapshotRequest),
+    /// Say what differs from this one, or from this snapshot.
+    Differences(DifferencesRequest),
 }
 
 impl Request {
     /// The kernel does not know which ioctls change something.
     fn changes_volume(&self) -> bool {
         match self {
-            Self::List { .. } | Self::Show => false,
+            Self::List { .. } | Self::Show | Self::Differences(_) => false,
             Self::Snapshots(request) => request.changes_volume(),
             Self::Create { .. } | Self::Fork { .. } | Self::Remove { .. } | Self::SetDefault => {
                 true
@@ -62,12 +64,33 @@ impl SnapshotRequest {
     }
 }
 
+/// What a program asks of the root directory of a subvolume or snapshot that it has opened.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum DifferencesRequest {
+    /// Compare it with the one of this inode number. The kernel's data was `sent` to the server.
+    Begin { new: u64, sent: bool },
+    /// Say more of a comparison, from this byte on.
+    Continue { number: u64, from: u64 },
+}
+
+/// A part of what differs.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Differences {
+    /// Of the comparison.
+    pub(crate) number: u64,
+    pub(crate) text: String,
+    /// Nothing was compared: the kernel's data must be sent to the server before.
+    pub(crate) must_send: bool,
+}
+
 /// What the server answers.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) subvolumes: Vec<Subvolume>,
     #[serde(default)]
     pub(crate) snapshots: Vec<Snapshot>,
+    #[serde(default)]
+    pub(crate) differences: Option<Differences>,
     /// There are more.
     pub(crate) more: bool,
 }
@@ -205,6 +228,8 @@ mod tests {
             Request::Show,
             Request::SetDefault,
             Request::Snapshots(SnapshotRequest::Hold { name: b"x".to_vec(), held: true }),
+            Request::Differences(DifferencesRequest::Begin { new: 1 << 62, sent: true }),
+            Request::Differences(DifferencesRequest::Continue { number: u64::MAX, from: 7 }),
         ] {
             let buffer = encode(&request).unwrap();
             assert_eq!(decode::<Request>(&buffer[..]), Some(request));
@@ -231,7 +256,8 @@ mod tests {
             unique_bytes: None,
         };
         let subvolumes = vec![subvolume, nameless];
-        let answer = Answer { subvolumes, snapshots: vec![snapshot], more: true };
+        let differences = Some(Differences { number: 1, text: "- %ff;".into(), must_send: false });
+        let answer = Answer { subvolumes, snapshots: vec![snapshot], differences, more: true };
         assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[..]), Some(answer));
         assert_eq!(decode::<Request>(&[0; BUFFER_BYTES]), None);
         assert_eq!(decode::<Request>(b"{\"Create\":{\"na"), None);

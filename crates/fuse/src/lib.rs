@@ -28,6 +28,7 @@
 
 mod adapter;
 mod control;
+pub mod differences;
 mod directory_requests;
 mod error;
 mod kernel;

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
 pub use crate::directory_requests::Snapshot;
+pub use cairn_engine::is_temporary_name;
 
 /// The name in the root directory of a mount that leads to all snapshots.
 pub const DIRECTORY: &str = ".snapshots";

@@ -1,5 +1,6 @@
 //! One file per command of the product.
 pub mod device;
+pub mod diff;
 pub mod dump;
 mod extract;
 pub mod fork;

@@ -143,6 +143,10 @@ fn check_name(name: &OsStr) -> anyhow::Result<()> {
         !matches!(bytes, b"" | b"." | b"..") && !bytes.contains(&b'/'),
         "\"{shown}\" is no name for a snapshot: it becomes the name of a directory"
     );
+    ensure!(
+        !snapshots::is_temporary_name(bytes),
+        "\"{shown}\" is a name of temporary snapshots, which the next mount deletes"
+    );
     Ok(())
 }
 
@@ -299,6 +303,8 @@ mod tests {
             assert!(check_name(OsStr::new(bad)).is_err(), "{bad}");
         }
         assert!(check_name(OsStr::new("...")).is_ok());
+        assert!(check_name(OsStr::new(".diff-0123456789abcdef")).is_err());
+        assert!(check_name(OsStr::new(".diff-today")).is_ok());
     }
 
     #[test]

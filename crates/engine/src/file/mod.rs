@@ -30,6 +30,7 @@ pub(crate) mod removal_queue;
 mod snapshots;
 mod subvolumes;
 pub(crate) mod sync;
+mod temporary_snapshots;
 pub(crate) mod throttle;
 pub(crate) mod truncate;
 mod write;

@@ -155,6 +155,20 @@ impl Store {
         Ok(records.iter().any(|(_, item)| item.is_dying && item.origin.is_some_and(is_of)))
     }
 
+    /// The subvolume that is no fork from which the one of this inode descends. What descends from
+    /// the same one shares nodes, and an inode number in both is of one file.
+    pub(crate) fn first_origin(&self, inode: InodeId) -> Result<TreeId> {
+        let mut id = self.trees.subvolume(inode)?.id;
+        let records = self.trees.lock_records();
+        while let Some(origin) = records.find(id)?.and_then(|item| item.origin) {
+            if origin.subvolume >= id {
+                return Err(self.trees.damaged(format!("the fork {id} came before its origin")));
+            }
+            id = origin.subvolume;
+        }
+        Ok(id)
+    }
+
     /// Returns when a fork is durable. Nobody sees it yet.
     pub(crate) fn wait_for_fork(&self, forming: &Forming) -> Result<Formed> {
         let formed = loop {

@@ -58,6 +58,36 @@ pub struct SnapshotInfo {
     pub root: InodeId,
 }
 
+impl SnapshotInfo {
+    /// Whether it exists only while a subvolume is read that others change
+    /// ([`Volume::differences`](crate::Volume::differences)).
+    pub fn is_temporary(&self) -> bool {
+        is_temporary_name(&self.name)
+    }
+}
+
+/// Temporary snapshots have names of this beginning and so many digits; no others have.
+const TEMPORARY: &str = ".diff-";
+const TEMPORARY_DIGITS: usize = 16;
+
+/// A name for a temporary snapshot.
+pub(crate) fn temporary_name() -> Vec<u8> {
+    format!("{TEMPORARY}{:0TEMPORARY_DIGITS$x}", random::u64()).into_bytes()
+}
+
+/// Whether a snapshot with this name is a temporary one: it exists while a subvolume is read that
+/// others change, and if a crash left it, the next mount deletes it.
+///
+/// ```
+/// assert!(cairn_engine::is_temporary_name(b".diff-0123456789abcdef"));
+/// assert!(!cairn_engine::is_temporary_name(b".diff-today"));
+/// ```
+pub fn is_temporary_name(name: &[u8]) -> bool {
+    let digits = name.strip_prefix(TEMPORARY.as_bytes()).unwrap_or_default();
+    digits.len() == TEMPORARY_DIGITS
+        && digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// How much space a snapshot holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SnapshotUsage {
@@ -268,8 +298,25 @@ impl Store {
 
     pub(crate) fn snapshotted_subvolumes(&self) -> Result<Vec<u64>> {
         let ids = self.trees.with_items(ItemKind::Snapshot)?.into_iter();
-        let has_durable = |id: &TreeId| self.trees.snapshot_items(*id).next().is_some();
+        let is_lasting = |item: Result<(_, SnapshotItem)>| {
+            item.map_or(true, |(_, item)| !is_temporary_name(&item.name))
+        };
+        let has_durable = |id: &TreeId| self.trees.snapshot_items(*id).any(is_lasting);
         Ok(ids.filter(has_durable).map(|id| id.0).collect())
+    }
+
+    /// Subvolumes and names of the temporary snapshots that may be deleted.
+    pub(crate) fn temporary_snapshots(&self) -> Result<Vec<(u64, Vec<u8>)>> {
+        let mut found = Vec::new();
+        for id in self.trees.with_items(ItemKind::Snapshot)? {
+            for item in self.trees.snapshot_items(id) {
+                let (_, item) = item?;
+                if is_temporary_name(&item.name) && !item.is_held {
+                    found.push((id.0, item.name));
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Subvolumes of which dead runs are to be freed, by their root directories.

@@ -163,6 +163,7 @@ impl Volume {
         files.resume_subvolume_removals();
         files.resume_cleanups();
         files.resume_foreign_names();
+        files.delete_left_temporary_snapshots();
         Ok(())
     }
 

@@ -1,10 +1,9 @@
 //! Operations on snapshots.
 use super::Volume;
-#[cfg(doc)]
-use crate::Error;
 use crate::names::entries::check_name;
-use crate::types::Attributes;
-use crate::{InodeId, Result, SnapshotInfo, SnapshotUsage};
+use crate::store::snapshots::is_temporary_name;
+use crate::types::{Attributes, Difference};
+use crate::{Error, InodeId, Result, SnapshotInfo, SnapshotUsage};
 
 /// Snapshots: subvolumes as they were, to read.
 impl Volume {
@@ -13,10 +12,14 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::Exists`] if one of the subvolume's snapshots has this name;
-    /// [`Error::InvalidArgument`] for an inode that is no root directory of a subvolume, and for a
-    /// snapshot; [`Error::NoSpace`]; the failure that stopped the volume.
+    /// [`Error::InvalidArgument`] for an inode that is no root directory of a subvolume, for a
+    /// snapshot, and for a name that only temporary snapshots have (`.diff-` and 16 hexadecimal
+    /// digits); [`Error::NoSpace`]; the failure that stopped the volume.
     pub fn create_snapshot(&self, root: InodeId, name: &[u8]) -> Result<SnapshotInfo> {
         check_name(name)?;
+        if is_temporary_name(name) {
+            return Err(Error::InvalidArgument("the name is that of a temporary snapshot"));
+        }
         self.files().create_snapshot(root, name)
     }
 
@@ -111,5 +114,66 @@ impl Volume {
     /// [`Error::NotFound`]; [`Error::Damaged`], [`Error::Device`].
     pub fn snapshot_usage(&self, subvolume: u64) -> Result<Vec<SnapshotUsage>> {
         self.store().snapshot_usage(subvolume)
+    }
+
+    /// What differs between a subvolume at two times, by path: `old` and `new` are the root
+    /// directories of snapshots of it, or its own. The work is in proportion to what differs, but
+    /// for the paths of changed files (see below).
+    ///
+    /// - Directories are listed with all that is in them when they come or go, but not when they
+    ///   move: what is in them is then found by its new path, if it has changed.
+    /// - A changed inode is listed with each of its names, but for those that are new.
+    /// - Data counts as changed when it was written, also if it was the same before. Times of last
+    ///   access and of last change of attributes don't count.
+    /// - Subvolumes that are nested in this one are left out.
+    ///
+    /// Of a subvolume that can change, a temporary snapshot is made, and deleted before this
+    /// returns: two commits. After a crash the next mount deletes it.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # let device = Arc::new(cairn_blockdev::MemoryDevice::new(32 << 20));
+    /// # cairn_engine::mkfs::mkfs(&*device, &Default::default())?;
+    /// # let volume = cairn_engine::Volume::open(device, Default::default())?;
+    /// use cairn_engine::{DifferenceKind, FileType, NewInode, RenameMode};
+    ///
+    /// let new = NewInode {
+    ///     file_type: FileType::Regular,
+    ///     mode: 0o644,
+    ///     uid: 0,
+    ///     gid: 0,
+    ///     device: 0,
+    ///     target: None,
+    /// };
+    /// let root = volume.root();
+    /// let notes = volume.create(root, b"notes", &new)?.inode;
+    /// volume.create(root, b"draft", &new)?;
+    /// let before = volume.create_snapshot(root, b"before")?;
+    ///
+    /// volume.write(notes, 0, b"more")?;
+    /// volume.rename(root, b"draft", root, b"letter", RenameMode::Replace)?;
+    ///
+    /// let found = volume.differences(before.root, root)?;
+    /// assert_eq!(found[0].path, b"letter");
+    /// assert_eq!(found[0].kind, DifferenceKind::Moved { from: b"draft".to_vec() });
+    /// assert_eq!(found[1].path, b"notes");
+    /// assert!(matches!(found[1].kind, DifferenceKind::Changed(changes) if changes.data));
+    /// assert_eq!(found.len(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # The work
+    /// Nodes of the trees that both have are not read. A directory knows its parent, but a file
+    /// does not know where its name is: for a file that has changed and kept its name, directories
+    /// are searched, those first that were made shortly before it. One that was moved there, or
+    /// that has several names, may cost a look at all directories.
+    ///
+    /// # Errors
+    /// [`Error::CrossDevice`] if they are not of one subvolume or forks of it; [`Error::InvalidArgument`] for an
+    /// inode that is no root directory of a subvolume or snapshot; [`Error::Stale`] if a snapshot
+    /// was deleted; [`Error::NoSpace`] and the failure that stopped the volume, if a snapshot has
+    /// to be made; [`Error::Damaged`], [`Error::Device`].
+    pub fn differences(&self, old: InodeId, new: InodeId) -> Result<Vec<Difference>> {
+        self.names().differences(old, new)
     }
 }

@@ -1,12 +1,12 @@
-//! Ioctls: sync, the two shutdowns, trim, and requests about subvolumes and snapshots. Each works
-//! on a thread of its own, since it may take long.
+//! Ioctls: sync, the two shutdowns, trim, and requests about subvolumes, snapshots and differences.
+//! Each works on a thread of its own, since it may take long.
 //!
 //! The GOINGDOWN ioctl of other file systems comes without its flags. Its caller gets the shutdown
 //! that loses nothing, which every flag permits. The one that drops what isn't durable has a number
 //! of its own.
 use super::shutdown::ASKED_FOR;
 use super::subvolumes::Asker;
-use super::{VolumeHandler, answer, fail, snapshots, subvolumes};
+use super::{VolumeHandler, answer, differences, fail, snapshots, subvolumes};
 use crate::directory_requests::{self, Request};
 use crate::kernel;
 use crate::protocol::RequestHeader;
@@ -47,13 +47,17 @@ impl VolumeHandler {
         let Some(request) = directory_requests::decode::<Request>(input) else {
             return reply.error(Errno::INVAL);
         };
-        let asker = Asker::new(header, is_privileged(header));
+        let is_privileged = is_privileged(header);
+        let asker = Asker::new(header, is_privileged);
         let (volume, directory) = (self.volume.clone(), InodeId(header.node));
-        let shown = Arc::clone(&self.snapshots);
+        let (shown, kept) = (Arc::clone(&self.snapshots), Arc::clone(&self.differences));
         thread::spawn("cairn-subvolume", move || {
             let done = match &request {
                 Request::Snapshots(request) => {
                     snapshots::serve(&volume, &shown, directory, &asker, request, &reply)
+                }
+                Request::Differences(request) => {
+                    differences::serve(&volume, &kept, directory, is_privileged, request)
                 }
                 request => subvolumes::serve(&volume, directory, &asker, request, &reply),
             };

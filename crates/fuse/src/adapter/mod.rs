@@ -23,6 +23,7 @@
 mod at_once_tests;
 mod attributes;
 mod data;
+mod differences;
 mod directory;
 mod dying;
 mod errno;
@@ -54,6 +55,7 @@ mod volume_tests;
 
 pub use periodic::PeriodicCommit;
 
+use self::differences::KeptDifferences;
 use self::overdrawn::Overdrawn;
 use self::requests::RequestCounters;
 use self::settle::WritesInWork;
@@ -117,6 +119,7 @@ pub struct VolumeHandler {
     overdrawn: Overdrawn,
     shutdown: ShutdownState,
     snapshots: Arc<SnapshotDirectories>,
+    differences: Arc<KeptDifferences>,
     /// The listing of the root directory has `.snapshots`.
     shows_snapshots: bool,
     /// The close of the volume has begun.
@@ -139,6 +142,7 @@ impl VolumeHandler {
             overdrawn: Overdrawn::default(),
             shutdown: ShutdownState::default(),
             snapshots: Arc::default(),
+            differences: Arc::default(),
             shows_snapshots: false,
             ending: AtomicBool::new(false),
             closed: OnceLock::new(),

@@ -330,6 +330,7 @@ impl VolumeHandler {
         }
         if let (id, true) = volume.subvolume_of(live).map_err(or_stale)? {
             match volume.snapshot_named(id, name) {
+                Ok(snapshot) if snapshot.is_temporary() => {}
                 Ok(snapshot) => return Ok(Found::Inode(volume.lookup_inode(snapshot.root)?)),
                 Err(Error::NotFound) => {}
                 Err(error) => return Err(error.into()),
@@ -418,10 +419,12 @@ impl VolumeHandler {
 
     /// What is in the directory that stands for `live`, in the order of cookies.
     fn entries(&self, live: InodeId) -> Answer<Vec<Listed>> {
-        let snapshots = match self.volume.subvolume_of(live).map_err(or_stale)? {
+        let mut snapshots = match self.volume.subvolume_of(live).map_err(or_stale)? {
             (id, true) => self.volume.snapshots(id)?,
             (_, false) => Vec::new(),
         };
+        // The kernel, which keeps listings, is not told of these.
+        snapshots.retain(|snapshot| !snapshot.is_temporary());
         let names: BTreeSet<&[u8]> = snapshots.iter().map(|one| &one.name[..]).collect();
         let mut entries = Vec::new();
         if let Some(below) = Ways::new(&self.volume)?.below.get(&live) {

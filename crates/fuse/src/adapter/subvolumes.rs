@@ -124,7 +124,7 @@ pub(super) fn serve(
             }
             volume.set_default_subvolume(root_of(volume, directory)?)?;
         }
-        Request::Snapshots(_) => return Err(Errno::INVAL.into()),
+        Request::Snapshots(_) | Request::Differences(_) => return Err(Errno::INVAL.into()),
     }
     Ok(directory_requests::Answer::default())
 }

@@ -1,0 +1,228 @@
+//! What differs between two trees, with work in proportion to that.
+//!
+//! Trees made of one another share nodes: each node that no change has touched since. The walk goes
+//! through both in the order of keys and leaves out what both reach by the same pointer (block and
+//! generation), at any level. It never asks which tree made a node.
+//!
+//! Each side is a stream of what comes next: a subtree that was not read yet, or an item.
+//! 1. Two subtrees with the same pointer: both streams go on behind them.
+//! 2. The one that begins first is read, and its children or items take its place. Where both begin
+//!    at the same key, that is the higher one, and both if they are equally high. So a node that
+//!    only one side has (a split, a merger, a removal) costs nothing of the other side's.
+//! 3. An item comes before a subtree if its key does; otherwise the subtree is read. Of two items
+//!    the smaller key comes first, and equal ones are compared.
+//!
+//! Invariant: what both streams have left differs in exactly what was not returned yet.
+//!
+//! Lock discipline: one node's shared lock, while it is copied. Nothing may change the trees
+//! meanwhile: they are those of snapshots, or of a volume that is only read.
+use crate::error::TreeError;
+use crate::expected::Expected;
+use crate::tree::Tree;
+use cairn_format::{Key, Node};
+use std::cmp::Ordering;
+use std::iter::FusedIterator;
+
+/// An item of which two trees have different values, or that only one of them has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ItemDifference {
+    /// The item's key.
+    pub key: Key,
+    /// Its value in the left tree, if that has it.
+    pub left: Option<Vec<u8>>,
+    /// Its value in the right tree, if that has it.
+    pub right: Option<Vec<u8>>,
+}
+
+/// The items in which two trees differ, by ascending keys.
+///
+/// After an error there are no more.
+pub struct Differences<'a> {
+    left: Stream<'a>,
+    right: Stream<'a>,
+    nodes_read: u64,
+    has_failed: bool,
+}
+
+/// What one side has left.
+struct Stream<'a> {
+    tree: &'a Tree,
+    /// What was read of a leaf, and the next item in it. It precedes the subtrees.
+    leaf: Option<(Node, usize)>,
+    /// The next one is the last.
+    subtrees: Vec<Expected>,
+}
+
+/// What comes next on one side.
+enum Next<'s> {
+    Item(Key, &'s [u8]),
+    Subtree(&'s Expected),
+    End,
+}
+
+impl<'a> Stream<'a> {
+    fn new(tree: &'a Tree) -> Self {
+        Self { tree, leaf: None, subtrees: vec![tree.expected_root(tree.root())] }
+    }
+
+    fn next(&self) -> Next<'_> {
+        match &self.leaf {
+            Some((leaf, at)) => Next::Item(leaf.key(*at), leaf.value(*at)),
+            None => self.subtrees.last().map_or(Next::End, Next::Subtree),
+        }
+    }
+
+    /// Goes on behind the next item.
+    fn pass_item(&mut self) {
+        if let Some((leaf, at)) = &mut self.leaf {
+            *at += 1;
+            if *at == leaf.count() {
+                self.leaf = None;
+            }
+        }
+    }
+
+    /// Puts in the place of the next subtree what is in its node.
+    fn read_subtree(&mut self) -> Result<(), TreeError> {
+        let Some(expected) = self.subtrees.pop() else { return Ok(()) };
+        let cache = &self.tree.cache;
+        let node = cache.fetch(&expected)?.read(&cache.waits);
+        expected.check_keys(&node)?;
+        if node.level() > 0 {
+            let child = |index| Expected::child(self.tree.owner(), &node, expected.bounds, index);
+            self.subtrees.extend((0..node.count()).rev().map(child));
+        } else if node.count() > 0 {
+            self.leaf = Some((Node::clone(&node), 0));
+        }
+        Ok(())
+    }
+}
+
+/// What to do about what comes next.
+enum Step {
+    PassSubtrees,
+    Read {
+        left: bool,
+        right: bool,
+    },
+    /// Which sides have the item.
+    Return {
+        left: bool,
+        right: bool,
+    },
+    PassItems,
+    End,
+}
+
+fn step(left: Next<'_>, right: Next<'_>) -> Step {
+    let (only_left, only_right) = ((true, false), (false, true));
+    let read = |(left, right)| Step::Read { left, right };
+    let only = |(left, right)| Step::Return { left, right };
+    match (left, right) {
+        (Next::End, Next::End) => Step::End,
+        (Next::Subtree(_), Next::End) => read(only_left),
+        (Next::End, Next::Subtree(_)) => read(only_right),
+        (Next::Item(..), Next::End) => only(only_left),
+        (Next::End, Next::Item(..)) => only(only_right),
+        (Next::Subtree(left), Next::Subtree(right)) => {
+            if left.is_same_node(right) {
+                return Step::PassSubtrees;
+            }
+            let first = left.bounds.lower.cmp(&right.bounds.lower);
+            match first.then(right.level.cmp(&left.level)) {
+                Ordering::Less => read(only_left),
+                Ordering::Greater => read(only_right),
+                Ordering::Equal => read((true, true)),
+            }
+        }
+        (Next::Item(key, _), Next::Subtree(right)) => {
+            if key < right.bounds.lower {
+                only(only_left)
+            } else {
+                read(only_right)
+            }
+        }
+        (Next::Subtree(left), Next::Item(key, _)) => {
+            if key < left.bounds.lower {
+                only(only_right)
+            } else {
+                read(only_left)
+            }
+        }
+        (Next::Item(key, value), Next::Item(other_key, other)) => match key.cmp(&other_key) {
+            Ordering::Less => only(only_left),
+            Ordering::Greater => only(only_right),
+            Ordering::Equal if value == other => Step::PassItems,
+            Ordering::Equal => only((true, true)),
+        },
+    }
+}
+
+impl Differences<'_> {
+    /// Nodes that were looked at so far; one that both sides have may count twice.
+    pub fn nodes_read(&self) -> u64 {
+        self.nodes_read
+    }
+
+    fn advance(&mut self) -> Result<Option<ItemDifference>, TreeError> {
+        loop {
+            match step(self.left.next(), self.right.next()) {
+                Step::End => return Ok(None),
+                Step::PassSubtrees => {
+                    self.left.subtrees.pop();
+                    self.right.subtrees.pop();
+                }
+                Step::PassItems => {
+                    self.left.pass_item();
+                    self.right.pass_item();
+                }
+                Step::Read { left, right } => {
+                    for stream in [left.then_some(&mut self.left), right.then_some(&mut self.right)]
+                        .into_iter()
+                        .flatten()
+                    {
+                        self.nodes_read += 1;
+                        stream.read_subtree()?;
+                    }
+                }
+                Step::Return { left, right } => {
+                    let mut key = None;
+                    let mut take = |stream: &mut Stream<'_>| {
+                        let Next::Item(of_item, value) = stream.next() else { return None };
+                        let value = value.to_vec();
+                        key = Some(of_item);
+                        stream.pass_item();
+                        Some(value)
+                    };
+                    let left = if left { take(&mut self.left) } else { None };
+                    let right = if right { take(&mut self.right) } else { None };
+                    return Ok(key.map(|key| ItemDifference { key, left, right }));
+                }
+            }
+        }
+    }
+}
+
+impl Iterator for Differences<'_> {
+    type Item = Result<ItemDifference, TreeError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.has_failed {
+            return None;
+        }
+        let found = self.advance();
+        self.has_failed = found.is_err();
+        found.transpose()
+    }
+}
+
+impl FusedIterator for Differences<'_> {}
+
+impl Tree {
+    /// The items in which this tree, the left one, differs from `right`. It reads the nodes that
+    /// only one of them has, and those above. Neither may change meanwhile.
+    pub fn differences<'a>(&'a self, right: &'a Tree) -> Differences<'a> {
+        let (left, right) = (Stream::new(self), Stream::new(right));
+        Differences { left, right, nodes_read: 0, has_failed: false }
+    }
+}

@@ -1,0 +1,150 @@
+//! Measures how long it takes to say what differs between two snapshots.
+//!
+//!     cargo run --release -p cairn-engine --example measure_differences -- IMAGE [FILES [CHANGES]]
+//!
+//! It makes the file IMAGE, with a volume of FILES empty files in directories of 1,000, and a
+//! snapshot; changes some; and makes another one. Then it opens the volume again, compares both
+//! snapshots, again, and in the other order, and at last the second one with the subvolume, which
+//! is the same.
+//!
+//! There are two kinds of changes: *content* writes into files, whose names have to be found;
+//! *names* makes, removes and renames files. Each file is in the directory that was made last
+//! (*near*), or in any one, all of which were made before it (*far*).
+use cairn_blockdev::{FileDevice, OpenMode};
+use cairn_engine::{FileType, InodeId, NewInode, RenameMode, Result, Volume, VolumeOptions, mkfs};
+use cairn_environment::clock;
+use cairn_environment::random::Seeded;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Per file: its items, and what copies of nodes take meanwhile.
+const BYTES_PER_FILE: u64 = 2048;
+const FILES_PER_DIRECTORY: u64 = 1000;
+/// The subvolume that a volume begins with.
+const FIRST: u64 = 256;
+
+const DIRECTORY: NewInode<'_> = NewInode {
+    file_type: FileType::Directory,
+    mode: 0o755,
+    uid: 0,
+    gid: 0,
+    device: 0,
+    target: None,
+};
+const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o644, ..DIRECTORY };
+
+fn name(number: u64) -> Vec<u8> {
+    format!("file-{number:07}").into_bytes()
+}
+
+/// Makes the files; returns the directories.
+fn fill(volume: &Volume, files: u64, far: bool) -> Result<Vec<InodeId>> {
+    let make =
+        |index: u64| volume.create(volume.root(), format!("d{index:04}").as_bytes(), &DIRECTORY);
+    let mut directories = Vec::new();
+    let count = files.div_ceil(FILES_PER_DIRECTORY);
+    if far {
+        for index in 0..count {
+            directories.push(make(index)?.inode);
+        }
+    }
+    let mut random = Seeded::new(1);
+    for file in 0..files {
+        if !far && file % FILES_PER_DIRECTORY == 0 {
+            directories.push(make(file / FILES_PER_DIRECTORY)?.inode);
+        }
+        let at = if far { random.below(count) } else { file / FILES_PER_DIRECTORY };
+        let made = volume.create(directories[at as usize], &name(file), &FILE)?;
+        volume.forget(made.inode, 1);
+    }
+    Ok(directories)
+}
+
+fn change(volume: &Volume, directories: &[InodeId], kind: &str, changes: u64) -> Result<()> {
+    let mut random = Seeded::new(2);
+    let mut left = changes;
+    while left > 0 {
+        let directory = directories[random.below(directories.len() as u64) as usize];
+        let skip = random.below(FILES_PER_DIRECTORY / 2);
+        let (mut seen, mut chosen) = (0, Vec::new());
+        volume.read_directory(directory, 0, &mut |item| {
+            seen += 1;
+            chosen = item.name.to_vec();
+            seen <= skip
+        })?;
+        if chosen.is_empty() {
+            continue;
+        }
+        left -= 1;
+        match (kind, left % 3) {
+            ("content", _) => {
+                let file = volume.lookup(directory, &chosen)?.inode;
+                volume.write(file, 0, b"changed")?;
+                volume.forget(file, 1);
+            }
+            (_, 0) => volume.unlink(directory, &chosen)?,
+            (_, 1) => {
+                let new = [&chosen[..], b"-moved"].concat();
+                volume.rename(directory, &chosen, directory, &new, RenameMode::Replace)?;
+            }
+            _ => {
+                let new = [&chosen[..], b"-new"].concat();
+                volume.forget(volume.create(directory, &new, &FILE)?.inode, 1);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn open(image: &Path) -> Result<Volume> {
+    let device = Arc::new(FileDevice::open(image, OpenMode::ReadWrite)?);
+    Volume::open(device, VolumeOptions::default())
+}
+
+fn measure(volume: &Volume, what: &str, old: InodeId, new: InodeId) -> Result<()> {
+    let begun = clock::now_monotonic();
+    let found = volume.differences(old, new)?.len();
+    let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
+    println!("  {what:<24} {milliseconds:8.1} ms, {found} differences");
+    Ok(())
+}
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [image, numbers @ ..] = arguments.as_slice() else {
+        return Err("usage: measure_differences IMAGE [FILES [CHANGES]]".into());
+    };
+    let number = |at: usize, default| numbers.get(at).map_or(Ok(default), |text| text.parse());
+    let (image, files, changes) = (Path::new(image), number(0, 1_000_000)?, number(1, 100)?);
+    for place in ["near", "far"] {
+        let bytes = (files * BYTES_PER_FILE).next_multiple_of(1 << 20) + (256 << 20);
+        mkfs::mkfs(&FileDevice::create(image, bytes)?, &mkfs::MkfsOptions::default())?;
+        let volume = open(image)?;
+        let directories = fill(&volume, files, place == "far")?;
+        for kind in ["content", "names"] {
+            let before = format!("before-{kind}").into_bytes();
+            let after = format!("after-{kind}").into_bytes();
+            volume.create_snapshot(volume.root(), &before)?;
+            change(&volume, &directories, kind, changes)?;
+            volume.create_snapshot(volume.root(), &after)?;
+        }
+        volume.close()?;
+        drop(volume);
+        for kind in ["content", "names"] {
+            println!("{files} files, {changes} changes of {kind}, {place}:");
+            let volume = open(image)?;
+            let snapshot =
+                |name: &str| volume.snapshot_named(FIRST, format!("{name}-{kind}").as_bytes());
+            let (old, new) = (snapshot("before")?.root, snapshot("after")?.root);
+            measure(&volume, "nothing in memory", old, new)?;
+            measure(&volume, "again", old, new)?;
+            measure(&volume, "backwards", new, old)?;
+            if kind == "names" {
+                measure(&volume, "with the subvolume", new, volume.root())?;
+            }
+            volume.close()?;
+        }
+        std::fs::remove_file(image)?;
+    }
+    Ok(())
+}

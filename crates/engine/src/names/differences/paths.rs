@@ -1,0 +1,151 @@
+//! Paths of directories and names of inodes in a tree that nothing changes.
+//!
+//! A directory knows its parent; its name stands in that one's entries. A file does not know where
+//! its names are, so the directories are searched. Inode numbers ascend as inodes are made, and a
+//! file is usually made in a directory that was made not long before it. So the search looks at
+//! first into the directory with the next smaller number of those that it knows. A file whose name
+//! is elsewhere, and one with several names, may cost a look at all directories.
+use super::gathered::{Entry, Side};
+use crate::{Error, Result};
+use cairn_format::{
+    DirectoryEntry, EntryTarget, FileType, FormatError, INODE_ROOT, InodeNumber, ItemKind, Key,
+};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Deepest path. Of damage only it could be deeper, since damage can lead in circles.
+const DEPTH_MAX: usize = 1 << 16;
+
+/// What is known of the names of a tree.
+pub(super) struct Paths<'a> {
+    side: Side<'a>,
+    /// Of directories: where their names are.
+    places: HashMap<InodeNumber, (InodeNumber, Vec<u8>)>,
+    /// Of directories, with `/` at the end, but for the root directory.
+    paths: HashMap<InodeNumber, Vec<u8>>,
+    /// Directories of which all entries were looked at once.
+    seen: BTreeSet<InodeNumber>,
+    /// Directories that were not searched yet, of those that are known.
+    unsearched: BTreeSet<InodeNumber>,
+}
+
+impl<'a> Paths<'a> {
+    /// Of the tree of `side`, which has these entries of directories, among others.
+    pub(super) fn new(side: Side<'a>, entries: &[Entry]) -> Self {
+        let directories = entries.iter().filter(|entry| entry.file_type == FileType::Directory);
+        let place = |entry: &Entry| (entry.inode, (entry.directory, entry.name.clone()));
+        Self {
+            side,
+            places: directories.map(place).collect(),
+            paths: HashMap::from([(INODE_ROOT, Vec::new())]),
+            seen: BTreeSet::new(),
+            unsearched: BTreeSet::from([INODE_ROOT]),
+        }
+    }
+
+    /// The path of an entry.
+    pub(super) fn of_entry(&mut self, directory: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+        let directory = self.of_directory(directory)?;
+        Ok([directory, name].concat())
+    }
+
+    /// The path of a directory, with `/` at the end; that of the root directory is empty.
+    pub(super) fn of_directory(&mut self, directory: InodeNumber) -> Result<&[u8]> {
+        let (mut at, mut below) = (directory, Vec::new());
+        while !self.paths.contains_key(&at) {
+            let (parent, name) = self.place(at)?;
+            below.push((at, name));
+            if below.len() > DEPTH_MAX {
+                return Err(self.damaged(directory, "it stands in itself"));
+            }
+            at = parent;
+        }
+        let mut path = self.paths.get(&at).cloned().unwrap_or_default();
+        while let Some((of, name)) = below.pop() {
+            path.extend_from_slice(&name);
+            path.push(b'/');
+            self.paths.insert(of, path.clone());
+        }
+        Ok(self.paths.get(&directory).map_or(&[], Vec::as_slice))
+    }
+
+    /// Where the name of a directory is.
+    pub(super) fn place(&mut self, directory: InodeNumber) -> Result<(InodeNumber, Vec<u8>)> {
+        if !self.places.contains_key(&directory) {
+            let item = self.side.inode_item(directory)?;
+            let parent = item.map(|item| InodeNumber(item.parent));
+            if let Some(parent) = parent.filter(|parent| !self.seen.contains(parent)) {
+                self.look_into(parent, &mut |_, _| {})?;
+            }
+        }
+        let place = self.places.get(&directory).cloned();
+        place.ok_or_else(|| self.damaged(directory, "its parent has no entry of it"))
+    }
+
+    fn damaged(&self, inode: InodeNumber, problem: &str) -> Error {
+        let key = Key::new(inode, ItemKind::Inode, 0);
+        self.side.store.damaged_item(self.side.root, &key, problem.into())
+    }
+
+    /// Shows `visit` the entries of a directory, and learns where directories are.
+    fn look_into(
+        &mut self,
+        directory: InodeNumber,
+        visit: &mut dyn FnMut(InodeNumber, &[u8]),
+    ) -> Result<()> {
+        let is_first = self.seen.insert(directory);
+        let mut damage: Option<(Key, FormatError)> = None;
+        let (tree, keys) = (self.side.tree, Key::all(directory, ItemKind::DirectoryEntry));
+        tree.scan(keys, |key, value| {
+            let named = DirectoryEntry::target_of(value)
+                .and_then(|target| Ok((target, DirectoryEntry::name_of(value)?)));
+            match named {
+                Ok((EntryTarget::Inode(inode, FileType::Directory), name)) => {
+                    if is_first {
+                        self.places.entry(inode).or_insert_with(|| (directory, name.to_vec()));
+                        self.unsearched.insert(inode);
+                    }
+                }
+                Ok((EntryTarget::Inode(inode, _), name)) => visit(inode, name),
+                Ok((EntryTarget::Subvolume(_), _)) => {}
+                Err(error) => damage = Some((key, error)),
+            }
+            damage.is_none()
+        })?;
+        match damage {
+            Some((key, error)) => self.side.of_item(&key, Err(error)),
+            None => Ok(()),
+        }
+    }
+
+    /// The names of inodes that are no directories: `wanted` says of each how many there are. To be
+    /// called once.
+    pub(super) fn names_of(
+        &mut self,
+        mut wanted: BTreeMap<InodeNumber, u32>,
+    ) -> Result<Vec<(InodeNumber, InodeNumber, Vec<u8>)>> {
+        let mut found = Vec::new();
+        while !wanted.is_empty() {
+            let round: Vec<InodeNumber> = wanted.keys().copied().collect();
+            for inode in round {
+                if !wanted.contains_key(&inode) {
+                    continue;
+                }
+                let before = self.unsearched.range(..inode).next_back();
+                let Some(directory) = before.or_else(|| self.unsearched.first()).copied() else {
+                    // Damage: fewer names than links. What is known is shown.
+                    return Ok(found);
+                };
+                self.unsearched.remove(&directory);
+                self.look_into(directory, &mut |inode, name| {
+                    let Some(left) = wanted.get_mut(&inode) else { return };
+                    found.push((inode, directory, name.to_vec()));
+                    *left -= 1;
+                    if *left == 0 {
+                        wanted.remove(&inode);
+                    }
+                })?;
+            }
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,171 @@
+//! What differs between a subvolume of a mounted volume at two times, for programs.
+//!
+//! The server says it as text, in parts: one record after the other, each with `;` at its end, its
+//! fields apart by spaces. Bytes of paths that are no letters, digits or a few signs stand as `%`
+//! and two digits.
+use crate::control::{open_in_mount, send_cached_data_of};
+use crate::directory_requests::{DifferencesRequest, Request, ask};
+use crate::error::MountError;
+use rustix::io::Errno;
+use std::fmt::Write;
+use std::path::Path;
+
+pub use cairn_engine::{Changes, Difference, DifferenceKind};
+
+/// What differs between `old` and `new`, by path: root directories of snapshots of one subvolume,
+/// or its own, in one mount. See [`cairn_engine::Volume::differences`]. For root and the server's
+/// user: it names files in directories that others may not read.
+///
+/// # Errors
+/// If one is no such directory, they are not of one subvolume, or a snapshot can't be read.
+pub fn differences(old: &Path, new: &Path) -> Result<Vec<Difference>, MountError> {
+    let refused = |path: &Path, errno| MountError::Refused { path: path.to_owned(), errno };
+    let status = |path: &Path| {
+        let open = open_in_mount(path)?;
+        rustix::fs::fstat(&open).map_err(|errno| refused(path, errno))
+    };
+    let (of_old, of_new) = (status(old)?, status(new)?);
+    if of_old.st_dev != of_new.st_dev {
+        return Err(refused(new, Errno::XDEV));
+    }
+    let ask = |request| ask(old, &Request::Differences(request));
+    let begin = |sent| ask(DifferencesRequest::Begin { new: of_new.st_ino, sent });
+    let mut answer = begin(false)?;
+    if answer.differences.as_ref().is_some_and(|part| part.must_send) {
+        send_cached_data_of(new)?;
+        answer = begin(true)?;
+    }
+    let mut text = String::new();
+    loop {
+        let part = answer.differences.ok_or(refused(old, Errno::PROTO))?;
+        if answer.more && part.text.is_empty() {
+            return Err(refused(old, Errno::PROTO));
+        }
+        text.push_str(&part.text);
+        if !answer.more {
+            return decode(&text).ok_or(refused(old, Errno::PROTO));
+        }
+        let from = text.len() as u64;
+        answer = ask(DifferencesRequest::Continue { number: part.number, from })?;
+    }
+}
+
+const CHANGES: usize = 6;
+
+fn fields(changes: &mut Changes) -> [(char, &mut bool); CHANGES] {
+    let Changes { replaced, data, mode, owner, xattrs, times } = changes;
+    [('r', replaced), ('d', data), ('m', mode), ('o', owner), ('x', xattrs), ('t', times)]
+}
+
+/// Differences as text: printable characters without quotes and backslashes.
+pub(crate) fn encode(differences: &[Difference]) -> String {
+    let mut text = String::new();
+    for Difference { path, kind } in differences {
+        match kind {
+            DifferenceKind::Removed => text.push('-'),
+            DifferenceKind::Added => text.push('+'),
+            DifferenceKind::Moved { from } => {
+                text.push_str("R ");
+                encode_path(&mut text, from);
+            }
+            DifferenceKind::Changed(changes) => {
+                text.push_str("M ");
+                let mut changes = *changes;
+                let set = fields(&mut changes).into_iter().filter(|(_, is_set)| **is_set);
+                text.extend(set.map(|(letter, _)| letter));
+            }
+        }
+        text.push(' ');
+        encode_path(&mut text, path);
+        text.push(';');
+    }
+    text
+}
+
+fn encode_path(text: &mut String, path: &[u8]) {
+    for byte in path {
+        if byte.is_ascii_alphanumeric() || b"/._-+,=@~#".contains(byte) {
+            text.push(char::from(*byte));
+        } else {
+            let _ = write!(text, "%{byte:02x}");
+        }
+    }
+}
+
+fn decode(text: &str) -> Option<Vec<Difference>> {
+    let decode_record = |record: &str| {
+        let fields: Vec<&str> = record.split(' ').collect();
+        let (kind, path) = match fields[..] {
+            ["-", path] => (DifferenceKind::Removed, path),
+            ["+", path] => (DifferenceKind::Added, path),
+            ["R", from, path] => (DifferenceKind::Moved { from: decode_path(from)? }, path),
+            ["M", letters, path] => (DifferenceKind::Changed(decode_changes(letters)?), path),
+            _ => return None,
+        };
+        Some(Difference { path: decode_path(path)?, kind })
+    };
+    match text.strip_suffix(';') {
+        Some(records) => records.split(';').map(decode_record).collect(),
+        None => text.is_empty().then(Vec::new),
+    }
+}
+
+fn decode_changes(letters: &str) -> Option<Changes> {
+    let mut changes = Changes::default();
+    for letter in letters.chars() {
+        let field = fields(&mut changes).into_iter().find(|(of_field, _)| *of_field == letter);
+        *field?.1 = true;
+    }
+    Some(changes)
+}
+
+fn decode_path(text: &str) -> Option<Vec<u8>> {
+    let (mut path, mut bytes) = (Vec::with_capacity(text.len()), text.bytes());
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            path.push(byte);
+            continue;
+        }
+        let digit = |byte: u8| char::from(byte).to_digit(16);
+        let (high, low) = (digit(bytes.next()?)?, digit(bytes.next()?)?);
+        path.push((high * 16 + low) as u8);
+    }
+    Some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_pass_as_text() {
+        let every_byte: Vec<u8> = (1..=255).collect();
+        let named = |kind| Difference { path: every_byte.clone(), kind };
+        let changes = Changes { data: true, times: true, ..Changes::default() };
+        let all = vec![
+            named(DifferenceKind::Removed),
+            named(DifferenceKind::Added),
+            named(DifferenceKind::Moved { from: b"a b;%".to_vec() }),
+            named(DifferenceKind::Changed(changes)),
+            Difference {
+                path: b".".to_vec(),
+                kind: DifferenceKind::Changed(Changes {
+                    replaced: true,
+                    data: true,
+                    mode: true,
+                    owner: true,
+                    xattrs: true,
+                    times: true,
+                }),
+            },
+        ];
+        let text = encode(&all);
+        assert_eq!(decode(&text), Some(all));
+        // JSON adds nothing.
+        assert_eq!(serde_json::to_string(&text).unwrap().len(), text.len() + 2);
+        assert_eq!(decode(""), Some(Vec::new()));
+        for bad in [";", "+ a", "+;", "M q a;", "R a;", "- %4;", "- %zz;", "X a;"] {
+            assert_eq!(decode(bad), None, "{bad}");
+        }
+    }
+}
