@@ -93,16 +93,18 @@ fn the_log_gives_a_fork_nothing_of_others() {
     expect("born 5, is not one that this file has from the fork's origin", |_, old| {
         vec![entry(0, &Extent { generation: Generation(5), ..old })]
     });
-    expect("born 12 and has blocks born 6, which a snapshot has", |volume, _| {
-        let key = extent_key(LARGE + 1, 0);
-        let (generation, written) = (Generation(12), Generation(12));
-        let new = Extent { generation, written, ..extent(volume, key) };
-        vec![(key, Some(new.encode()), EntryFlags::default())]
-    });
     expect("is referred to twice", |_, old| vec![entry(0, &old), entry(2, &old)]);
     expect("and written in place by it in 12", |_, old| {
         vec![entry(0, &Extent { written: Generation(12), ..old })]
     });
+    // With another birth, in a fork that has no snapshots.
+    let mut log = logged();
+    let key = extent_key(LARGE + 1, 0);
+    let old = log.volume.within(NESTED, |volume| extent(volume, key));
+    let (generation, written) = (Generation(12), Generation(12));
+    let new = Extent { generation, written, ..old };
+    log.append_to(NESTED, &[(key, Some(new.encode()), EntryFlags::default())]);
+    log.volume.assert_error("born 12 and has blocks born 6, which a snapshot has");
     // What the origin has written since.
     let mut log = logged();
     let origins = extent(&log.volume, extent_key(LARGE, 5));

@@ -185,6 +185,8 @@ fn run<'a>(
 #[cfg(test)]
 mod damage_tests;
 #[cfg(test)]
+mod fork_history_tests;
+#[cfg(test)]
 mod fork_log_tests;
 #[cfg(test)]
 mod fork_tests;

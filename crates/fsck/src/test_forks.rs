@@ -83,23 +83,29 @@ pub(crate) fn shared_extents(built: &mut SnapshotVolume) -> Vec<(Key, Extent)> {
     shared.map(|(at, extent)| (key(at), extent)).collect()
 }
 
-/// The fork of the fork has lost its name, and its removal has given up what is in nodes wholly
-/// below a key. Those blocks hold something else now.
+/// The fork of the fork is being removed.
 pub(crate) fn dying(cursor: Key) -> SnapshotVolume {
     let mut built = full();
-    built.within(FORK, |built| {
-        built.volume.remove_subvolume_name(NESTED, INODE_ROOT.0, "nested");
+    die(&mut built, NESTED, "nested", cursor);
+    built
+}
+
+/// A fork loses its name, and its removal gives up what is in nodes wholly below a key. Those
+/// blocks hold something else then.
+pub(crate) fn die(built: &mut SnapshotVolume, id: TreeId, name: &str, cursor: Key) {
+    let parent = built.volume.subvolumes[&id].parent;
+    built.within(parent, |built| {
+        built.volume.remove_subvolume_name(id, INODE_ROOT.0, name);
         built.commit();
     });
-    let item = built.volume.subvolumes.get_mut(&NESTED).unwrap();
+    let item = built.volume.subvolumes.get_mut(&id).unwrap();
     (item.is_dying, item.cursor) = (true, cursor);
     let origin = item.origin.unwrap().generation;
-    let root = built.lineage(NESTED).root;
-    for block in given_up(&built, root.block, None, cursor, origin) {
-        built.lineage(NESTED).blocks.remove(&block).unwrap();
+    let root = built.lineage(id).root;
+    for block in given_up(built, root.block, None, cursor, origin) {
+        built.lineage(id).blocks.remove(&block).unwrap();
         built.volume.write_block(BlockNumber(block), &[0xAA; BLOCK_SIZE]);
     }
-    built
 }
 
 /// The blocks born after the origin that are in nodes wholly below the cursor.

@@ -12,7 +12,7 @@ type Content = (u8, Vec<(Key, Vec<u8>)>);
 /// A subvolume and its snapshots.
 #[derive(Clone)]
 pub(crate) struct Lineage {
-    id: TreeId,
+    pub(crate) id: TreeId,
     /// The snapshot that it began as, if it is a fork.
     origin: Option<Generation>,
     /// The nodes of the head.
@@ -44,7 +44,7 @@ impl Lineage {
         self.snapshots.last_key_value().map_or(Generation(0), |(generation, _)| *generation)
     }
 
-    fn is_own(&self, birth: Generation) -> bool {
+    pub(crate) fn is_own(&self, birth: Generation) -> bool {
         self.origin.is_none_or(|origin| birth > origin)
     }
 }
@@ -160,7 +160,10 @@ impl SnapshotVolume {
         result
     }
 
-    fn exchange(&mut self, id: TreeId) {
+    pub(crate) fn exchange(&mut self, id: TreeId) {
+        if id == TREE_FILES {
+            return;
+        }
         std::mem::swap(&mut self.head, self.others.get_mut(&id).unwrap());
         std::mem::swap(&mut self.volume.items, self.volume.others.get_mut(&id).unwrap());
     }

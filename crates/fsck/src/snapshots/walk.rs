@@ -91,7 +91,8 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     }
     if total > CHECKED_WHOLE_MAX {
         let problem = format!(
-            "there are {total} snapshots: names and counters within them were not compared"
+            "there are {total} snapshots: names and counters within them were not compared{}",
+            if forks::exist(checker) { ", nor those of forks with their origins" } else { "" }
         );
         let note = Finding::new(PassId::Snapshots, Severity::Note, Structure::Superblock, problem);
         checker.found(note);
