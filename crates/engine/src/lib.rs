@@ -44,7 +44,8 @@ pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
 pub use store::failures::{Failure, Failures};
 pub use store::recovery::meter::{RecoveryPhase, RecoveryProgress};
-pub use store::snapshots::{SnapshotInfo, SnapshotUsage};
+pub use store::snapshot_space::SnapshotUsage;
+pub use store::snapshots::SnapshotInfo;
 pub use store::storage_room::STORAGE_ROOM_BYTES;
 pub use store::subvolumes::SubvolumeInfo;
 pub use types::{

@@ -26,6 +26,7 @@ pub(crate) mod inode_count;
 pub(crate) mod operation;
 pub(crate) mod recovery;
 mod requests;
+pub(crate) mod snapshot_space;
 pub(crate) mod snapshots;
 mod spare;
 mod stop;
@@ -49,6 +50,7 @@ use discards::Discards;
 use failures::FailureLedger;
 use inode_count::InodeCount;
 use requests::{CommitSignal, Unpinner};
+use snapshot_space::SnapshotSpace;
 use std::sync::Arc;
 use storage_room::StorageRoom;
 use transaction::Transactions;
@@ -90,6 +92,7 @@ pub(crate) struct Store {
     pub(crate) cache: Arc<NodeCache>,
     pub(crate) transactions: Transactions,
     cut_work: CutWork,
+    pub(crate) snapshot_space: SnapshotSpace,
     /// `log_epoch` of this mount.
     log_epoch: u64,
     next_inode: Arc<AtomicU64>,

@@ -67,4 +67,34 @@ impl Volume {
     pub fn snapshot_usage(&self, subvolume: u64) -> Result<Vec<SnapshotUsage>> {
         self.store().snapshot_usage(subvolume)
     }
+
+    /// Deletes the snapshots that these transactions made, in one commit, as
+    /// [`Volume::delete_snapshot`] does. If one is missing or held, none is deleted.
+    ///
+    /// # Errors
+    /// As of [`Volume::delete_snapshot`].
+    pub fn delete_snapshots(&self, subvolume: u64, snapshots: &[u64]) -> Result<()> {
+        self.files().delete_snapshots(subvolume, snapshots)
+    }
+
+    /// Blocks that no others have but the snapshots that these transactions made: the deletion of
+    /// all of them makes so many free, and some nodes that say what is kept for them.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is no such subvolume or snapshot; [`Error::Damaged`],
+    /// [`Error::Device`].
+    pub fn space_of_snapshots(&self, subvolume: u64, snapshots: &[u64]) -> Result<u64> {
+        self.store().space_of_snapshots(subvolume, snapshots)
+    }
+
+    /// Blocks that each snapshot of a subvolume refers to in all, its data and its nodes, by the
+    /// transaction that made it. The first time since the volume was opened, this reads all nodes
+    /// of the newest snapshot, later those that were made since then.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Stale`] if snapshots are deleted all the time;
+    /// [`Error::Damaged`], [`Error::Device`].
+    pub fn referenced_by_snapshots(&self, subvolume: u64) -> Result<Vec<(u64, u64)>> {
+        self.store().referenced_by_snapshots(subvolume)
+    }
 }

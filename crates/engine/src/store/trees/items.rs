@@ -77,21 +77,39 @@ impl Trees {
         })
     }
 
-    /// The first cleanup of `id`, and the newest birth that it is for.
-    pub(in crate::store) fn first_cleanup(
-        &self,
-        id: TreeId,
-    ) -> Result<Option<(Generation, CleanupItem)>> {
-        let first = self.items_of(id, ItemKind::Cleanup).next().transpose()?;
-        let decode = |(newest, value): (_, Vec<u8>)| Ok((newest, CleanupItem::decode(&value)?));
-        first.map(decode).transpose()
-    }
-
     /// Whether a snapshot of `id` was made by this transaction.
     pub(in crate::store) fn has_snapshot(&self, id: TreeId, made: Generation) -> Result<bool> {
         let Some(records) = self.records.get() else { return Ok(false) };
         let key = Key::of_subvolume(id, ItemKind::Snapshot, made);
         Ok(records.tree.get(&key)?.is_some())
+    }
+
+    /// The generation of the snapshot of `id` before the one that `made` made, or 0, and that of the
+    /// one behind it. A durable superblock may lack that.
+    pub(in crate::store) fn snapshots_beside(
+        &self,
+        id: TreeId,
+        made: Generation,
+    ) -> Result<(Generation, Option<Generation>)> {
+        let Some(records) = self.records.get() else { return Ok((Generation(0), None)) };
+        let key = |made| Key::of_subvolume(id, ItemKind::Snapshot, made);
+        let of = |key: Key| Generation(key.offset);
+        let before = records.tree.last(key(Generation(0))..=key(Generation(made.0.saturating_sub(1))))?;
+        let mut behind = records.tree.range(key(made.next())..=key(Generation(u64::MAX)));
+        let behind = behind.next().transpose()?;
+        let before = before.map_or(Generation(0), |(key, _)| of(key));
+        Ok((before, behind.map(|(key, _)| of(key))))
+    }
+
+    /// The cleanups of `id`, each with the newest birth that it is for.
+    pub(in crate::store) fn cleanups(
+        &self,
+        id: TreeId,
+    ) -> impl Iterator<Item = Result<(Generation, CleanupItem)>> {
+        self.items_of(id, ItemKind::Cleanup).map(|item| {
+            let (newest, value) = item?;
+            Ok((newest, CleanupItem::decode(&value)?))
+        })
     }
 
     /// The subvolumes with items of this kind.

@@ -1,0 +1,247 @@
+//! The space of snapshots: what a snapshot refers to in all, what only some of them have, and what
+//! was freed.
+//!
+//! A dead run born at b, in a list begun at s, is of exactly the snapshots made in [b, s]. So dead
+//! lists say what a deletion frees: a run of which no other snapshot has anything. What a cleanup
+//! is about to free is in no such interval, and counts for nobody.
+//!
+//! What a snapshot j *refers to* is what a younger one, n, refers to and was born up to j, and the
+//! runs of lists begun in [j, n) that were born up to j. So a walk of the newest snapshot's tree
+//! answers for all. That never changes while a snapshot exists: what was found is remembered, and
+//! from then on a walk reads only nodes that are younger than the newest snapshot that is known.
+use super::Store;
+use crate::{Error, Result};
+use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicU64, Ordering};
+use cairn_environment::lock::Mutex;
+use cairn_format::{DeadRun, Extent, Generation, ItemKind, NODE_BLOCKS, Node, TreeId};
+use std::collections::{BTreeMap, HashSet};
+
+/// Times that a count begins again because a snapshot was deleted meanwhile.
+const TRIES: usize = 8;
+
+/// How much space a snapshot holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SnapshotUsage {
+    /// Transaction that made it.
+    pub generation: u64,
+    /// Blocks that nothing else has: its deletion makes these free.
+    pub unique_blocks: u64,
+}
+
+/// Blocks by the snapshot of one subvolume that has them.
+type BySnapshot = BTreeMap<Generation, u64>;
+
+/// What is counted about the space of snapshots.
+pub(crate) struct SnapshotSpace {
+    pub(super) freed_runs: AtomicU64,
+    pub(super) freed_blocks: AtomicU64,
+    /// What snapshots refer to, as far as it is known.
+    referenced: Mutex<BTreeMap<u64, BySnapshot>>,
+}
+
+impl SnapshotSpace {
+    pub(super) fn new() -> Self {
+        Self {
+            freed_runs: AtomicU64::new(0),
+            freed_blocks: AtomicU64::new(0),
+            referenced: Mutex::new(Rank::LEAF, BTreeMap::new()),
+        }
+    }
+
+    /// A cleanup freed runs.
+    pub(super) fn note_freed(&self, runs: u64, blocks: u64) {
+        self.freed_runs.fetch_add(runs, Ordering::Relaxed);
+        self.freed_blocks.fetch_add(blocks, Ordering::Relaxed);
+    }
+}
+
+/// The newest of `snapshots`, which ascend, that was made by `since` or before.
+fn newest_up_to(snapshots: &[Generation], since: Generation) -> Option<usize> {
+    snapshots.partition_point(|one| *one <= since).checked_sub(1)
+}
+
+/// Blocks of a node and of its extents, by their births.
+fn references(node: &Node) -> Result<Vec<(Generation, u64)>> {
+    let mut found = vec![(node.generation(), NODE_BLOCKS)];
+    if node.level() == 0 {
+        for (_, value) in node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8) {
+            let extent = Extent::decode(value)?;
+            found.push((extent.generation, extent.blocks));
+        }
+    }
+    Ok(found)
+}
+
+impl Store {
+    fn snapshot_generations(&self, id: TreeId) -> Result<Vec<Generation>> {
+        self.trees.snapshot_items(id).map(|item| Ok(item?.0)).collect()
+    }
+
+    /// Shows `visit` the dead runs of a subvolume that a snapshot made by `from` or later may have,
+    /// each with the index of the newest one of `snapshots` that may.
+    fn visit_dead_runs(
+        &self,
+        id: TreeId,
+        snapshots: &[Generation],
+        from: Generation,
+        visit: &mut dyn FnMut(usize, &DeadRun),
+    ) -> Result<()> {
+        for list in self.trees.dead_lists(id) {
+            let (since, list) = list?;
+            let Some(newest) = newest_up_to(snapshots, since).filter(|_| since >= from) else {
+                continue;
+            };
+            for item in self.trees.runs_of(list) {
+                let runs = item?.1;
+                let held = runs.iter().filter(|run| run.birth <= snapshots[newest]);
+                held.for_each(|run| visit(newest, run));
+            }
+        }
+        Ok(())
+    }
+
+    /// What died before now enters the lists.
+    fn write_down_deaths(&self) -> Result<()> {
+        if self.options.read_only { Ok(()) } else { self.commit() }
+    }
+
+    pub(crate) fn snapshot_usage(&self, id: u64) -> Result<Vec<SnapshotUsage>> {
+        let id = self.expect_subvolume(id)?;
+        self.write_down_deaths()?;
+        self.known_usage(id)
+    }
+
+    /// As [`Store::snapshot_usage`], without what died since the last cut.
+    pub(super) fn known_usage(&self, id: TreeId) -> Result<Vec<SnapshotUsage>> {
+        let snapshots = self.snapshot_generations(id)?;
+        let mut unique = vec![0; snapshots.len()];
+        self.visit_dead_runs(id, &snapshots, Generation(0), &mut |newest, run| {
+            if newest == 0 || run.birth > snapshots[newest - 1] {
+                unique[newest] += run.range.blocks;
+            }
+        })?;
+        let usage = snapshots.iter().zip(unique).map(|(generation, unique_blocks)| SnapshotUsage {
+            generation: generation.0,
+            unique_blocks,
+        });
+        Ok(usage.collect())
+    }
+
+    /// Blocks that only the snapshots made by these transactions have: what the deletion of all of
+    /// them makes free.
+    pub(crate) fn space_of_snapshots(&self, id: u64, of: &[u64]) -> Result<u64> {
+        let id = self.expect_subvolume(id)?;
+        self.write_down_deaths()?;
+        let snapshots = self.snapshot_generations(id)?;
+        let of: HashSet<u64> = of.iter().copied().collect();
+        // For each of them, the newest one below it that stays, or 0.
+        let (mut stays, mut below) = (Generation(0), Vec::new());
+        for generation in &snapshots {
+            let goes = of.contains(&generation.0);
+            below.push(goes.then_some(stays));
+            if !goes {
+                stays = *generation;
+            }
+        }
+        if below.iter().flatten().count() != of.len() {
+            return Err(Error::NotFound);
+        }
+        let mut blocks = 0;
+        self.visit_dead_runs(id, &snapshots, Generation(0), &mut |newest, run| {
+            if below[newest].is_some_and(|below| run.birth > below) {
+                blocks += run.range.blocks;
+            }
+        })?;
+        Ok(blocks)
+    }
+
+    /// Blocks that each snapshot refers to, by the transaction that made it.
+    pub(crate) fn referenced_by_snapshots(&self, id: u64) -> Result<Vec<(u64, u64)>> {
+        let id = self.expect_subvolume(id)?;
+        for _ in 0..TRIES {
+            let snapshots = self.snapshot_generations(id)?;
+            let known = self.snapshot_space.referenced.lock().get(&id.0).cloned();
+            let counted = self.count_references(id, &snapshots, known.unwrap_or_default());
+            // What one had that is deleted now may have been missing.
+            let now = self.snapshot_generations(id)?;
+            if snapshots.iter().any(|generation| now.binary_search(generation).is_err()) {
+                continue;
+            }
+            let counted = counted?;
+            let found = counted.iter().map(|(generation, blocks)| (generation.0, *blocks));
+            let found = found.collect();
+            self.snapshot_space.referenced.lock().insert(id.0, counted);
+            return Ok(found);
+        }
+        Err(Error::Stale)
+    }
+
+    /// What each of `snapshots`, which are all that there are, refers to; `known` says it of some
+    /// that there are or were.
+    fn count_references(
+        &self,
+        id: TreeId,
+        snapshots: &[Generation],
+        mut known: BySnapshot,
+    ) -> Result<BySnapshot> {
+        known.retain(|generation, _| snapshots.binary_search(generation).is_ok());
+        let Some(newest) = snapshots.last().filter(|newest| !known.contains_key(newest)) else {
+            return Ok(known);
+        };
+        let (base, of_base) = known.last_key_value().map_or((Generation(0), 0), |(g, n)| (*g, *n));
+        let old = snapshots.partition_point(|one| *one <= base);
+        let young = &snapshots[old..];
+        let first_with = |birth: Generation| young.partition_point(|one| *one < birth);
+        // Of each of the young ones, what it has more than the one before it.
+        let mut more = vec![0_i64; young.len() + 1];
+        more[0] = of_base as i64;
+        self.visit_dead_runs(id, snapshots, base, &mut |last, run| {
+            let blocks = run.range.blocks as i64;
+            // Otherwise the newest snapshot has it, and its tree says so.
+            if last + 1 < snapshots.len() {
+                if run.birth <= base {
+                    more[0] -= blocks;
+                }
+                let (first, end) = (first_with(run.birth), (last + 1).saturating_sub(old));
+                if first < end {
+                    more[first] += blocks;
+                    more[end] -= blocks;
+                }
+            }
+        })?;
+        self.visit_references(id, *newest, base, &mut |birth, blocks| {
+            more[first_with(birth)] += blocks as i64;
+        })?;
+        let mut blocks = 0;
+        for (generation, more) in young.iter().zip(more) {
+            blocks += more;
+            known.insert(*generation, u64::try_from(blocks).unwrap_or(0));
+        }
+        Ok(known)
+    }
+
+    /// Shows `visit` the references of a snapshot that were born after `oldest`: birth and blocks.
+    fn visit_references(
+        &self,
+        id: TreeId,
+        snapshot: Generation,
+        oldest: Generation,
+        visit: &mut dyn FnMut(Generation, u64),
+    ) -> Result<()> {
+        let number = self.trees.snapshot_item(id, snapshot)?.number;
+        let slot = self.trees.know_snapshot(id, snapshot, number);
+        let subvolume = self.trees.open_slot(slot, |_| Ok(()))?;
+        let mut visited = Ok(());
+        subvolume.tree().visit_younger(oldest, &mut |node| {
+            // From its deletion on, its blocks may come to hold something else.
+            visited = subvolume.check_alive().and_then(|()| references(node)).map(|found| {
+                found.iter().filter(|(birth, _)| *birth > oldest).for_each(|(birth, blocks)| {
+                    visit(*birth, *blocks);
+                });
+            });
+            visited.is_ok()
+        })?;
+        visited
+    }
+}
