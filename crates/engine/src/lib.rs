@@ -39,6 +39,7 @@ pub use error::Error;
 pub use file::planned_read::{PlannedRead, ReadAtOnce};
 pub use fsync_stage::FsyncStage;
 pub use inode_id::InodeId;
+pub use names::held_space::{SnapshotShare, SnapshotStatistics};
 pub use options::{FsyncWait, VolumeOptions};
 pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};

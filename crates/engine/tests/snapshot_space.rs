@@ -103,8 +103,14 @@ fn used_by_files(history: &History) -> u64 {
 
 /// Deletes some snapshots; as many blocks become free as was said.
 fn delete_some(history: &mut History) {
-    let snapshots: Vec<(u64, u64)> =
-        history.volume.snapshots(FIRST).unwrap().iter().map(|one| one.generation).zip(0..).collect();
+    let snapshots: Vec<(u64, u64)> = history
+        .volume
+        .snapshots(FIRST)
+        .unwrap()
+        .iter()
+        .map(|one| one.generation)
+        .zip(0..)
+        .collect();
     let count = snapshots.len() as u64;
     if count == 0 {
         return;

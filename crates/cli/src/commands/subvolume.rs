@@ -156,7 +156,7 @@ const HAS_SNAPSHOTS: &str = "has snapshots; delete those first: `cairn snapshot 
                              `cairn snapshot delete` deletes them";
 
 fn has_snapshots(path: &Path) -> bool {
-    snapshots::snapshots(path).is_ok_and(|found| !found.is_empty())
+    snapshots::snapshots(path, false).is_ok_and(|found| !found.is_empty())
 }
 
 /// Why one was not deleted.

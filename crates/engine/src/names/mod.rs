@@ -1,6 +1,7 @@
 //! Names: directories and their entries, the operations that change them, and paths.
 pub(crate) mod directory;
 pub(crate) mod entries;
+pub(crate) mod held_space;
 pub(crate) mod paths;
 pub(crate) mod rename;
 mod subvolumes;

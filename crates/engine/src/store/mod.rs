@@ -25,7 +25,9 @@ pub(crate) mod failures;
 pub(crate) mod inode_count;
 pub(crate) mod operation;
 pub(crate) mod recovery;
+mod refusals;
 mod requests;
+pub(crate) mod snapshot_counts;
 pub(crate) mod snapshot_space;
 pub(crate) mod snapshots;
 mod spare;
@@ -50,7 +52,7 @@ use discards::Discards;
 use failures::FailureLedger;
 use inode_count::InodeCount;
 use requests::{CommitSignal, Unpinner};
-use snapshot_space::SnapshotSpace;
+use snapshot_counts::SnapshotCounts;
 use std::sync::Arc;
 use storage_room::StorageRoom;
 use transaction::Transactions;
@@ -92,7 +94,7 @@ pub(crate) struct Store {
     pub(crate) cache: Arc<NodeCache>,
     pub(crate) transactions: Transactions,
     cut_work: CutWork,
-    pub(crate) snapshot_space: SnapshotSpace,
+    pub(crate) snapshot_counts: SnapshotCounts,
     /// `log_epoch` of this mount.
     log_epoch: u64,
     next_inode: Arc<AtomicU64>,

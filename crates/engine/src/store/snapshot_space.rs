@@ -10,12 +10,10 @@
 //! answers for all. That never changes while a snapshot exists: what was found is remembered, and
 //! from then on a walk reads only nodes that are younger than the newest snapshot that is known.
 use super::Store;
+use super::snapshot_counts::BySnapshot;
 use crate::{Error, Result};
-use cairn_environment::Rank;
-use cairn_environment::atomic::{AtomicU64, Ordering};
-use cairn_environment::lock::Mutex;
 use cairn_format::{DeadRun, Extent, Generation, ItemKind, NODE_BLOCKS, Node, TreeId};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 /// Times that a count begins again because a snapshot was deleted meanwhile.
 const TRIES: usize = 8;
@@ -29,31 +27,17 @@ pub struct SnapshotUsage {
     pub unique_blocks: u64,
 }
 
-/// Blocks by the snapshot of one subvolume that has them.
-type BySnapshot = BTreeMap<Generation, u64>;
+/// Snapshots in [`HeldSpace`].
+const MOST_SPACE_COUNT: usize = 5;
 
-/// What is counted about the space of snapshots.
-pub(crate) struct SnapshotSpace {
-    pub(super) freed_runs: AtomicU64,
-    pub(super) freed_blocks: AtomicU64,
-    /// What snapshots refer to, as far as it is known.
-    referenced: Mutex<BTreeMap<u64, BySnapshot>>,
-}
-
-impl SnapshotSpace {
-    pub(super) fn new() -> Self {
-        Self {
-            freed_runs: AtomicU64::new(0),
-            freed_blocks: AtomicU64::new(0),
-            referenced: Mutex::new(Rank::LEAF, BTreeMap::new()),
-        }
-    }
-
-    /// A cleanup freed runs.
-    pub(super) fn note_freed(&self, runs: u64, blocks: u64) {
-        self.freed_runs.fetch_add(runs, Ordering::Relaxed);
-        self.freed_blocks.fetch_add(blocks, Ordering::Relaxed);
-    }
+/// What snapshots hold of a volume.
+#[derive(Default)]
+pub(crate) struct HeldSpace {
+    /// Blocks that no subvolume has.
+    pub(crate) blocks: u64,
+    /// The snapshots that have the most blocks alone, if any, the most first: subvolume, name and
+    /// blocks.
+    pub(crate) most: Vec<(u64, Vec<u8>, u64)>,
 }
 
 /// The newest of `snapshots`, which ascend, that was made by `since` or before.
@@ -109,14 +93,16 @@ impl Store {
     pub(crate) fn snapshot_usage(&self, id: u64) -> Result<Vec<SnapshotUsage>> {
         let id = self.expect_subvolume(id)?;
         self.write_down_deaths()?;
-        self.known_usage(id)
+        Ok(self.known_usage(id)?.0)
     }
 
-    /// As [`Store::snapshot_usage`], without what died since the last cut.
-    pub(super) fn known_usage(&self, id: TreeId) -> Result<Vec<SnapshotUsage>> {
+    /// As [`Store::snapshot_usage`], without what died since the last cut; and the blocks that all
+    /// of them have together.
+    fn known_usage(&self, id: TreeId) -> Result<(Vec<SnapshotUsage>, u64)> {
         let snapshots = self.snapshot_generations(id)?;
-        let mut unique = vec![0; snapshots.len()];
+        let (mut unique, mut all) = (vec![0; snapshots.len()], 0);
         self.visit_dead_runs(id, &snapshots, Generation(0), &mut |newest, run| {
+            all += run.range.blocks;
             if newest == 0 || run.birth > snapshots[newest - 1] {
                 unique[newest] += run.range.blocks;
             }
@@ -125,7 +111,42 @@ impl Store {
             generation: generation.0,
             unique_blocks,
         });
-        Ok(usage.collect())
+        Ok((usage.collect(), all))
+    }
+
+    /// What snapshots hold, without what died since the last cut.
+    pub(crate) fn held_space(&self) -> Result<HeldSpace> {
+        let (mut held, mut most) = (HeldSpace::default(), Vec::new());
+        for id in self.trees.with_items(ItemKind::Snapshot)? {
+            let (usage, blocks) = self.known_usage(id)?;
+            held.blocks += blocks;
+            let alone = usage.into_iter().filter(|one| one.unique_blocks > 0);
+            most.extend(alone.map(|one| (one.unique_blocks, id, one.generation)));
+            most.sort_unstable_by(|one, other| other.cmp(one));
+            most.truncate(MOST_SPACE_COUNT);
+        }
+        for (blocks, id, generation) in most {
+            // One may be deleted meanwhile.
+            if let Ok(item) = self.trees.snapshot_item(id, Generation(generation)) {
+                held.most.push((id.0, item.name, blocks));
+            }
+        }
+        Ok(held)
+    }
+
+    /// How many deleted snapshots are being cleaned up, and in how many dead lists.
+    pub(crate) fn count_cleanups(&self) -> Result<(u64, u64)> {
+        let (mut cleanups, mut lists) = (0, 0);
+        for id in self.trees.with_items(ItemKind::Cleanup)? {
+            for cleanup in self.trees.cleanups(id) {
+                let (_, cleanup) = cleanup?;
+                cleanups += 1;
+                for list in self.trees.dead_lists(id) {
+                    lists += u64::from((cleanup.lists_from..cleanup.lists_to).contains(&list?.0));
+                }
+            }
+        }
+        Ok((cleanups, lists))
     }
 
     /// Blocks that only the snapshots made by these transactions have: what the deletion of all of
@@ -161,7 +182,7 @@ impl Store {
         let id = self.expect_subvolume(id)?;
         for _ in 0..TRIES {
             let snapshots = self.snapshot_generations(id)?;
-            let known = self.snapshot_space.referenced.lock().get(&id.0).cloned();
+            let known = self.snapshot_counts.referenced.lock().get(&id.0).cloned();
             let counted = self.count_references(id, &snapshots, known.unwrap_or_default());
             // What one had that is deleted now may have been missing.
             let now = self.snapshot_generations(id)?;
@@ -171,7 +192,7 @@ impl Store {
             let counted = counted?;
             let found = counted.iter().map(|(generation, blocks)| (generation.0, *blocks));
             let found = found.collect();
-            self.snapshot_space.referenced.lock().insert(id.0, counted);
+            self.snapshot_counts.referenced.lock().insert(id.0, counted);
             return Ok(found);
         }
         Err(Error::Stale)

@@ -482,7 +482,7 @@ impl Operation<'_> {
             blocks += run.range.blocks;
             store.space.free(run.range, self.generation())?;
         }
-        store.snapshot_space.note_freed(due.len() as u64, blocks);
+        store.snapshot_counts.note_freed(due.len() as u64, blocks);
         Ok(())
     }
 }

@@ -5,7 +5,7 @@
 use super::snapshot_directories::SnapshotDirectories;
 use super::subvolumes::{Asker, PAGE_BYTES, described, shown_uuid};
 use super::{Answer, RequestFailure};
-use crate::directory_requests::{self, Snapshot, SnapshotRequest as Request};
+use crate::directory_requests::{self, Interval, Snapshot, SnapshotRequest as Request};
 use crate::transport::Reply;
 use cairn_engine::{Error, InodeId, SnapshotInfo, Volume};
 use rustix::io::Errno;
@@ -54,10 +54,25 @@ pub(super) fn serve(
             volume.delete_snapshot(subvolume, name).map_err(or_no_snapshot)?;
             tell_kernel(name);
         }
+        Request::DeleteIntervals { intervals } => {
+            let (generations, names) = chosen(volume, subvolume, intervals)?;
+            volume.delete_snapshots(subvolume, &generations).map_err(or_no_snapshot)?;
+            names.iter().for_each(|name| tell_kernel(name));
+        }
+        Request::Space { intervals } => {
+            let (generations, _) = chosen(volume, subvolume, intervals)?;
+            let blocks = volume.space_of_snapshots(subvolume, &generations);
+            return Ok(directory_requests::Answer {
+                space_bytes: Some(blocks.map_err(or_no_snapshot)? * BLOCK_BYTES),
+                ..directory_requests::Answer::default()
+            });
+        }
         Request::Hold { name, held } => {
             volume.hold_snapshot(subvolume, name, *held).map_err(or_no_snapshot)?;
         }
-        Request::List { after } => return list(volume, subvolume, *after),
+        Request::List { after, referenced } => {
+            return list(volume, subvolume, *after, *referenced);
+        }
     }
     Ok(directory_requests::Answer::default())
 }
@@ -67,15 +82,44 @@ fn or_no_snapshot(error: Error) -> RequestFailure {
     if matches!(error, Error::NotFound) { Errno::NODATA.into() } else { error.into() }
 }
 
+/// The generations and names of the snapshots in these intervals.
+fn chosen(
+    volume: &Volume,
+    subvolume: u64,
+    intervals: &[Interval],
+) -> Answer<(Vec<u64>, Vec<Vec<u8>>)> {
+    let snapshots = volume.snapshots(subvolume)?.into_iter();
+    let is_chosen = |info: &SnapshotInfo| intervals.iter().any(|one| one.contains(info.generation));
+    Ok(snapshots.filter(is_chosen).map(|info| (info.generation, info.name)).unzip())
+}
+
 /// As many as fit into an answer.
-fn list(volume: &Volume, subvolume: u64, after: u64) -> Answer<directory_requests::Answer> {
+fn list(
+    volume: &Volume,
+    subvolume: u64,
+    after: u64,
+    referenced: bool,
+) -> Answer<directory_requests::Answer> {
     let (mut page, mut bytes) = (directory_requests::Answer::default(), 0);
     let unique: Option<HashMap<u64, u64>> = volume.snapshot_usage(subvolume).ok().map(|usage| {
         usage.iter().map(|one| (one.generation, one.unique_blocks * BLOCK_BYTES)).collect()
     });
-    for info in volume.snapshots(subvolume)?.iter().filter(|info| info.generation > after) {
-        let unique = unique.as_ref().and_then(|all| all.get(&info.generation).copied());
-        let snapshot = described_snapshot(info, unique);
+    let referenced: HashMap<u64, u64> = if referenced {
+        volume.referenced_by_snapshots(subvolume)?.into_iter().collect()
+    } else {
+        HashMap::new()
+    };
+    for info in volume.snapshots(subvolume)?.into_iter().filter(|info| info.generation > after) {
+        let generation = info.generation;
+        let snapshot = Snapshot {
+            name: info.name,
+            generation,
+            created_ns: info.created_ns,
+            uuid: shown_uuid(&info.uuid),
+            is_held: info.is_held,
+            unique_bytes: unique.as_ref().and_then(|all| all.get(&generation).copied()),
+            referenced_bytes: referenced.get(&generation).map(|blocks| blocks * BLOCK_BYTES),
+        };
         bytes += serde_json::to_string(&snapshot).map_err(|_| Errno::IO)?.len() + 1;
         if bytes > PAGE_BYTES && !page.snapshots.is_empty() {
             page.more = true;
@@ -84,15 +128,4 @@ fn list(volume: &Volume, subvolume: u64, after: u64) -> Answer<directory_request
         page.snapshots.push(snapshot);
     }
     Ok(page)
-}
-
-fn described_snapshot(info: &SnapshotInfo, unique_bytes: Option<u64>) -> Snapshot {
-    Snapshot {
-        name: info.name.clone(),
-        generation: info.generation,
-        created_ns: info.created_ns,
-        uuid: shown_uuid(&info.uuid),
-        is_held: info.is_held,
-        unique_bytes,
-    }
 }

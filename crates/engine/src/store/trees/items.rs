@@ -84,8 +84,8 @@ impl Trees {
         Ok(records.tree.get(&key)?.is_some())
     }
 
-    /// The generation of the snapshot of `id` before the one that `made` made, or 0, and that of the
-    /// one behind it. A durable superblock may lack that.
+    /// The generation of the snapshot of `id` before the one that `made` made, or 0, and that of
+    /// the one behind it. A durable superblock may lack that.
     pub(in crate::store) fn snapshots_beside(
         &self,
         id: TreeId,
@@ -94,7 +94,8 @@ impl Trees {
         let Some(records) = self.records.get() else { return Ok((Generation(0), None)) };
         let key = |made| Key::of_subvolume(id, ItemKind::Snapshot, made);
         let of = |key: Key| Generation(key.offset);
-        let before = records.tree.last(key(Generation(0))..=key(Generation(made.0.saturating_sub(1))))?;
+        let before =
+            records.tree.last(key(Generation(0))..=key(Generation(made.0.saturating_sub(1))))?;
         let mut behind = records.tree.range(key(made.next())..=key(Generation(u64::MAX)));
         let behind = behind.next().transpose()?;
         let before = before.map_or(Generation(0), |(key, _)| of(key));
