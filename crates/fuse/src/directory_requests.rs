@@ -50,6 +50,10 @@ pub(crate) enum SnapshotRequest {
     Space { intervals: Vec<Interval> },
     /// Have one that can't be deleted, or can be again.
     Hold { name: Vec<u8>, held: bool },
+    /// Have some made by themselves by this schedule, or by none.
+    Keep { schedule: Option<String> },
+    /// Say by which schedule some are made by themselves.
+    ShowSchedule,
     /// Say what is known of those with higher generations; what they refer to only if asked for.
     List { after: u64, referenced: bool },
 }
@@ -73,7 +77,7 @@ impl Interval {
 impl SnapshotRequest {
     /// As of [`Request`].
     pub(crate) fn changes_volume(&self) -> bool {
-        !matches!(self, Self::List { .. } | Self::Space { .. })
+        !matches!(self, Self::List { .. } | Self::Space { .. } | Self::ShowSchedule)
     }
 }
 
@@ -86,6 +90,8 @@ pub(crate) struct Answer {
     /// What was asked for of several snapshots together.
     #[serde(default)]
     pub(crate) space_bytes: Option<u64>,
+    #[serde(default)]
+    pub(crate) schedule: Option<String>,
     /// There are more.
     pub(crate) more: bool,
 }
@@ -245,7 +251,13 @@ mod tests {
         };
         let subvolumes = vec![subvolume, nameless];
         let snapshots = vec![snapshot];
-        let answer = Answer { subvolumes, snapshots, space_bytes: Some(1), more: true };
+        let answer = Answer {
+            subvolumes,
+            snapshots,
+            space_bytes: Some(1),
+            schedule: Some("every 1h keep 1x1h".into()),
+            more: true,
+        };
         assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[..]), Some(answer));
         assert_eq!(decode::<Request>(&[0; BUFFER_BYTES]), None);
         assert_eq!(decode::<Request>(b"{\"Create\":{\"na"), None);

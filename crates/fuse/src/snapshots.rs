@@ -3,6 +3,7 @@
 use crate::control;
 use crate::directory_requests::{Request, SnapshotRequest, ask, path_of_bytes};
 use crate::error::MountError;
+use crate::schedule::Schedule;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
@@ -99,4 +100,25 @@ pub fn space_of_snapshots(path: &Path, intervals: &[Interval]) -> Result<u64, Mo
 pub fn delete_snapshots(path: &Path, intervals: &[Interval]) -> Result<(), MountError> {
     let request = SnapshotRequest::DeleteIntervals { intervals: intervals.to_vec() };
     ask(path, &Request::Snapshots(request)).map(drop)
+}
+
+/// Has snapshots of the subvolume with the root directory at `path` made and deleted by this
+/// schedule from now on, also after later mounts; with `None` by none. Those that there are stay.
+/// That is durable then. For the owner of the subvolume, root, and the server's user.
+///
+/// # Errors
+/// If there is no subvolume, or the volume is full.
+pub fn set_schedule(path: &Path, schedule: Option<&Schedule>) -> Result<(), MountError> {
+    let request = SnapshotRequest::Keep { schedule: schedule.map(ToString::to_string) };
+    ask(path, &Request::Snapshots(request)).map(drop)
+}
+
+/// The schedule by which snapshots of the subvolume with the root directory at `path` are made.
+///
+/// # Errors
+/// If there is no subvolume, or this version can't read its schedule.
+pub fn schedule(path: &Path) -> Result<Option<Schedule>, MountError> {
+    let answer = ask(path, &Request::Snapshots(SnapshotRequest::ShowSchedule))?;
+    let schedule = answer.schedule.map(|text| text.parse());
+    schedule.transpose().map_err(|_| refused(path, Errno::PROTO))
 }

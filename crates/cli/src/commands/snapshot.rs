@@ -5,6 +5,7 @@ use crate::mount_error;
 use anyhow::{Context, bail, ensure};
 use cairn_environment::clock;
 use cairn_fuse::MountError;
+use cairn_fuse::schedule::Schedule;
 use cairn_fuse::snapshots::{self, Snapshot};
 use cairn_harness::console;
 use cairn_harness::size::Size;
@@ -41,7 +42,14 @@ Examples:
   cp -a /mnt/.snapshots/home/before-update/alice/letter /mnt/home/alice/
   cairn snapshot list /mnt/home
   cairn snapshot delete /mnt/home before-update
-  cairn snapshot delete --dry-run /mnt/home monday..friday";
+  cairn snapshot delete --dry-run /mnt/home monday..friday
+  cairn snapshot keep /mnt/home --every 10m --keep 6x10m,24x1h,7x1d";
+
+const KEEP_HELP: &str = "\
+Examples:
+  cairn snapshot keep /mnt/home --every 10m --keep 6x10m,24x1h,7x1d
+  cairn snapshot keep /mnt/home
+  cairn snapshot keep /mnt/home --off";
 
 #[derive(clap::Subcommand)]
 enum Action {
@@ -85,6 +93,27 @@ enum Action {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Have snapshots made and deleted by a schedule, or show it.
+    ///
+    /// The schedule stays with the subvolume: any mount of the volume follows it. A snapshot
+    /// auto-TIME is made when an interval begins, if anything has changed since the one before.
+    /// Only snapshots with such names are deleted, and held ones are not. For the owner of the
+    /// subvolume, root, and the user of the mount.
+    #[command(after_help = KEEP_HELP)]
+    Keep {
+        /// Root directory of the subvolume.
+        path: PathBuf,
+        /// Make one so often: 30s, 10m, 1h, 1d, 1w.
+        #[arg(long, value_name = "TIME", requires = "keep")]
+        every: Option<String>,
+        /// Keep these: 24x1h keeps the last one of each of the last 24 hours that have any; several
+        /// rules with commas between them.
+        #[arg(long, value_name = "RULES", requires = "every")]
+        keep: Option<String>,
+        /// End the schedule. The snapshots stay.
+        #[arg(long, conflicts_with_all = ["every", "keep"])]
+        off: bool,
+    },
     /// Protect snapshots from being deleted, until they are released.
     Hold {
         /// Root directory of the subvolume.
@@ -113,6 +142,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Action::List { path, referenced, json } => list(path, *referenced, *json),
         Action::Delete { path, names, dry_run: true } => show_space(path, names),
         Action::Delete { path, names, dry_run: false } => delete(path, names),
+        Action::Keep { path, every: Some(every), keep: Some(keep), .. } => {
+            let schedule = Schedule::new(every, keep).map_err(anyhow::Error::msg)?;
+            set_schedule(path, Some(&schedule))
+        }
+        Action::Keep { path, off: true, .. } => set_schedule(path, None),
+        Action::Keep { path, .. } => show_schedule(path),
         Action::Hold { path, names } => {
             each(path, names, |name| snapshots::hold_snapshot(path, name.as_bytes(), true))
         }
@@ -128,6 +163,19 @@ fn each(
     change: impl Fn(&OsStr) -> Result<(), MountError>,
 ) -> anyhow::Result<()> {
     names.iter().try_for_each(|name| change(name).map_err(|error| explain(path, name, error)))
+}
+
+fn set_schedule(path: &Path, schedule: Option<&Schedule>) -> anyhow::Result<()> {
+    snapshots::set_schedule(path, schedule).map_err(|error| explain(path, OsStr::new(""), error))
+}
+
+fn show_schedule(path: &Path) -> anyhow::Result<()> {
+    let schedule =
+        snapshots::schedule(path).map_err(|error| explain(path, OsStr::new(""), error))?;
+    match schedule {
+        Some(schedule) => console::print_text(&schedule),
+        None => console::print_text(&format_args!("{} has no schedule", path.display())),
+    }
 }
 
 fn create(path: &Path, name: Option<&OsStr>) -> anyhow::Result<()> {
@@ -375,6 +423,10 @@ fn explain(path: &Path, name: &OsStr, error: MountError) -> anyhow::Error {
         Errno::MLINK => "no number is left for a snapshot; delete some, then mount the volume \
                          again"
             .to_owned(),
+        Errno::PROTO => format!(
+            "the server of {shown} is another version of cairn; unmount the volume and mount it \
+             again"
+        ),
         Errno::ROFS => format!("{shown} is mounted read-only"),
         errno => format!("{shown}: {errno}"),
     };

@@ -36,6 +36,14 @@ impl Files {
         Err(Error::Aborted("data could not be written while a snapshot was made".into()))
     }
 
+    /// Whether the subvolume with the root directory `root` differs from its snapshot that a
+    /// transaction made.
+    pub(crate) fn differs_from(&self, root: InodeId, snapshot: u64) -> Result<bool> {
+        self.enter(root)?;
+        self.write_back_all()?;
+        self.store.differs_from(root, Generation(snapshot))
+    }
+
     /// Deletes a snapshot.
     pub(crate) fn delete_snapshot(&self, subvolume: u64, name: &[u8]) -> Result<()> {
         let deleted = self.store.delete_snapshot(subvolume, Which::Named(name))?;

@@ -266,6 +266,13 @@ impl Store {
         Err(Error::NotFound)
     }
 
+    /// Whether the tree of the subvolume with the root directory `root`, which is open, is another
+    /// one than that of its snapshot `made`: each change gives it another root.
+    pub(crate) fn differs_from(&self, root: InodeId, made: Generation) -> Result<bool> {
+        let subvolume = self.trees.subvolume(root)?;
+        Ok(self.trees.snapshot_item(subvolume.id, made)?.root != subvolume.tree().root())
+    }
+
     pub(crate) fn snapshotted_subvolumes(&self) -> Result<Vec<u64>> {
         let ids = self.trees.with_items(ItemKind::Snapshot)?.into_iter();
         let has_durable = |id: &TreeId| self.trees.snapshot_items(*id).next().is_some();

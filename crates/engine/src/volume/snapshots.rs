@@ -97,4 +97,14 @@ impl Volume {
     pub fn referenced_by_snapshots(&self, subvolume: u64) -> Result<Vec<(u64, u64)>> {
         self.store().referenced_by_snapshots(subvolume)
     }
+
+    /// Whether the subvolume with the root directory `root` differs from its snapshot that this
+    /// transaction made, in files or in metadata. Writes what is dirty, and reads nothing.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if there is no such snapshot; [`Error::NoSpace`]; the failure that stopped
+    /// the volume.
+    pub fn differs_from_snapshot(&self, root: InodeId, snapshot: u64) -> Result<bool> {
+        self.files().differs_from(root, snapshot)
+    }
 }

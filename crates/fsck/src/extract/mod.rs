@@ -15,7 +15,7 @@ use crate::tree_reader::{Piece, TreeReader};
 use crate::walk::{Entry, Step, Walk};
 use crate::{FsckError, Progress};
 use cairn_blockdev::BlockDevice;
-use cairn_format::{FileType, TreeId};
+use cairn_format::{FileType, TreeId, XATTR_OWN_PREFIX};
 use host::{Host, HostError, Made};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -336,7 +336,9 @@ impl Extraction<'_, '_> {
             Err(error) => return Err(ended(path, error)),
         };
         self.report.owners_left_out += u64::from(!owners.all());
-        for (name, value) in &xattrs.whole {
+        // Settings of the volume have no place there.
+        let is_of_host = |name: &[u8]| !name.starts_with(XATTR_OWN_PREFIX);
+        for (name, value) in xattrs.whole.iter().filter(|(name, _)| is_of_host(name)) {
             if let Err(error) = self.host.set_xattr(made, name, value) {
                 self.refused(path, entry, error)?;
             }

@@ -49,11 +49,11 @@ impl VolumeHandler {
         };
         let asker = Asker::new(header, is_privileged(header));
         let (volume, directory) = (self.volume.clone(), InodeId(header.node));
-        let shown = Arc::clone(&self.snapshots);
+        let (shown, keeper) = (Arc::clone(&self.snapshots), Arc::clone(&self.keeper));
         thread::spawn("cairn-subvolume", move || {
             let done = match &request {
                 Request::Snapshots(request) => {
-                    snapshots::serve(&volume, &shown, directory, &asker, request, &reply)
+                    snapshots::serve(&volume, &shown, &keeper, directory, &asker, request, &reply)
                 }
                 request => subvolumes::serve(&volume, directory, &asker, request, &reply),
             };

@@ -33,6 +33,8 @@ mod failing_tests;
 mod full_tests;
 mod holes;
 mod ioctl;
+mod keeper;
+mod keeper_requests;
 #[cfg(test)]
 mod killed_programs_tests;
 #[cfg(test)]
@@ -52,8 +54,10 @@ mod subvolumes;
 #[cfg(test)]
 mod volume_tests;
 
+pub use keeper::Keeper;
 pub use periodic::PeriodicCommit;
 
+use self::keeper_requests::KeeperRequests;
 use self::overdrawn::Overdrawn;
 use self::requests::RequestCounters;
 use self::settle::WritesInWork;
@@ -117,6 +121,7 @@ pub struct VolumeHandler {
     overdrawn: Overdrawn,
     shutdown: ShutdownState,
     snapshots: Arc<SnapshotDirectories>,
+    keeper: Arc<KeeperRequests>,
     /// The listing of the root directory has `.snapshots`.
     shows_snapshots: bool,
     /// The close of the volume has begun.
@@ -139,6 +144,7 @@ impl VolumeHandler {
             overdrawn: Overdrawn::default(),
             shutdown: ShutdownState::default(),
             snapshots: Arc::default(),
+            keeper: Arc::new(KeeperRequests::new()),
             shows_snapshots: false,
             ending: AtomicBool::new(false),
             closed: OnceLock::new(),

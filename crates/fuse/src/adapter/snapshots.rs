@@ -2,12 +2,14 @@
 //!
 //! The kernel keeps listings of the directories that lead to snapshots, and what it knows of a
 //! deleted one, until it is told before the answer.
+use super::keeper_requests::KeeperRequests;
 use super::snapshot_directories::SnapshotDirectories;
 use super::subvolumes::{Asker, PAGE_BYTES, described, shown_uuid};
 use super::{Answer, RequestFailure};
 use crate::directory_requests::{self, Interval, Snapshot, SnapshotRequest as Request};
-use crate::transport::Reply;
-use cairn_engine::{Error, InodeId, SnapshotInfo, Volume};
+use crate::schedule::Schedule;
+use crate::transport::{Notifier, Reply};
+use cairn_engine::{Error, FsyncKind, InodeId, SnapshotInfo, Volume, XattrMode};
 use rustix::io::Errno;
 use std::collections::HashMap;
 
@@ -16,6 +18,7 @@ const BLOCK_BYTES: u64 = 4096;
 pub(super) fn serve(
     volume: &Volume,
     shown: &SnapshotDirectories,
+    keeper: &KeeperRequests,
     directory: InodeId,
     asker: &Asker,
     request: &Request,
@@ -31,15 +34,9 @@ pub(super) fn serve(
     if request.changes_volume() && !asker.may_act_as_owner(&volume.attributes(directory)?) {
         return Err(Errno::PERM.into());
     }
-    let tell_kernel = |name: &[u8]| {
-        shown.note_change();
-        if let Some(node) = shown.known_node(directory) {
-            reply.invalidate_entry(node.0, name);
-        }
-        for node in shown.known_up_to_root(volume, directory) {
-            reply.invalidate_data(node.0, &(0..i64::MAX as u64));
-        }
-    };
+    let notifier = reply.notifier();
+    let tell_kernel =
+        |name: &[u8]| tell_kernel(volume, shown, notifier.as_ref(), directory, &[name]);
     match request {
         Request::Create { name } => {
             volume.create_snapshot(directory, name)?;
@@ -57,7 +54,8 @@ pub(super) fn serve(
         Request::DeleteIntervals { intervals } => {
             let (generations, names) = chosen(volume, subvolume, intervals)?;
             volume.delete_snapshots(subvolume, &generations).map_err(or_no_snapshot)?;
-            names.iter().for_each(|name| tell_kernel(name));
+            let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+            self::tell_kernel(volume, shown, notifier.as_ref(), directory, &names);
         }
         Request::Space { intervals } => {
             let (generations, _) = chosen(volume, subvolume, intervals)?;
@@ -70,6 +68,18 @@ pub(super) fn serve(
         Request::Hold { name, held } => {
             volume.hold_snapshot(subvolume, name, *held).map_err(or_no_snapshot)?;
         }
+        Request::Keep { schedule } => {
+            let schedule = schedule.as_deref().map(str::parse).transpose();
+            let schedule: Option<Schedule> = schedule.map_err(|_| Errno::INVAL)?;
+            store_schedule(volume, directory, schedule.as_ref())?;
+            keeper.note(subvolume, directory);
+        }
+        Request::ShowSchedule => {
+            return Ok(directory_requests::Answer {
+                schedule: stored_schedule(volume, directory)?,
+                ..directory_requests::Answer::default()
+            });
+        }
         Request::List { after, referenced } => {
             return list(volume, subvolume, *after, *referenced);
         }
@@ -80,6 +90,50 @@ pub(super) fn serve(
 /// Another number than that of a missing directory.
 fn or_no_snapshot(error: Error) -> RequestFailure {
     if matches!(error, Error::NotFound) { Errno::NODATA.into() } else { error.into() }
+}
+
+/// Snapshots of a subvolume with these names were made or deleted.
+pub(super) fn tell_kernel(
+    volume: &Volume,
+    shown: &SnapshotDirectories,
+    notifier: Option<&Notifier>,
+    directory: InodeId,
+    names: &[&[u8]],
+) {
+    shown.note_change();
+    let Some(notifier) = notifier else { return };
+    if let Some(node) = shown.known_node(directory) {
+        names.iter().for_each(|name| notifier.invalidate_entry(node.0, name));
+    }
+    for node in shown.known_up_to_root(volume, directory) {
+        notifier.invalidate_data(node.0);
+    }
+}
+
+/// The schedule of a subvolume stands in an attribute of its root directory that no program sees.
+pub(super) const SCHEDULE_ATTRIBUTE: &[u8] = b"system.cairn.keep";
+
+fn store_schedule(volume: &Volume, directory: InodeId, schedule: Option<&Schedule>) -> Answer<()> {
+    let stored = match schedule {
+        Some(schedule) => {
+            let text = schedule.to_string();
+            volume.set_xattr(directory, SCHEDULE_ATTRIBUTE, text.as_bytes(), XattrMode::Any)
+        }
+        None => match volume.remove_xattr(directory, SCHEDULE_ATTRIBUTE) {
+            Err(Error::NoAttribute) => Ok(()),
+            removed => removed,
+        },
+    };
+    stored?;
+    Ok(volume.fsync_blocking(directory, FsyncKind::Full)?)
+}
+
+pub(super) fn stored_schedule(volume: &Volume, directory: InodeId) -> Answer<Option<String>> {
+    match volume.get_xattr(directory, SCHEDULE_ATTRIBUTE) {
+        Ok(text) => Ok(Some(String::from_utf8_lossy(&text).into_owned())),
+        Err(Error::NoAttribute) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The generations and names of the snapshots in these intervals.

@@ -231,7 +231,7 @@ impl Trees {
     }
 
     /// The items of all subvolumes, by ascending id.
-    pub(in crate::store) fn all_records(
+    pub(crate) fn all_records(
         &self,
         superblock: &Superblock,
     ) -> Result<Vec<(TreeId, SubvolumeItem)>> {
