@@ -326,7 +326,9 @@ impl Extraction<'_, '_> {
     /// Sets owner, extended attributes, mode and times of what the host holds, in an order in which
     /// none undoes another.
     fn dress(&mut self, path: &[u8], entry: &Entry, made: &Made) -> Result<(), Ended> {
-        let xattrs = self.reader.xattrs(entry.object);
+        let mut xattrs = self.reader.xattrs(entry.object);
+        // Settings of the volume have no place on the host.
+        xattrs.whole.retain(|(name, _)| !name.starts_with(XATTR_OWN_PREFIX));
         for problem in xattrs.problems {
             self.report.add(Loss::new(path, entry.object, problem));
         }
@@ -336,9 +338,7 @@ impl Extraction<'_, '_> {
             Err(error) => return Err(ended(path, error)),
         };
         self.report.owners_left_out += u64::from(!owners.all());
-        // Settings of the volume have no place there.
-        let is_of_host = |name: &[u8]| !name.starts_with(XATTR_OWN_PREFIX);
-        for (name, value) in xattrs.whole.iter().filter(|(name, _)| is_of_host(name)) {
+        for (name, value) in &xattrs.whole {
             if let Err(error) = self.host.set_xattr(made, name, value) {
                 self.refused(path, entry, error)?;
             }

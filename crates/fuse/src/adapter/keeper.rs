@@ -63,6 +63,7 @@ struct Kept {
 
 /// Body of the thread.
 fn run(handler: &VolumeHandler, requests: &KeeperRequests, notifier: Option<Notifier>) {
+    let Some(work) = requests.begin() else { return };
     let mut all: BTreeMap<u64, Kept> = BTreeMap::new();
     match handler.volume.subvolumes_with_attribute(SCHEDULE_ATTRIBUTE) {
         Ok(found) => all.extend(found.into_iter().filter_map(|(subvolume, root, _)| {
@@ -71,7 +72,7 @@ fn run(handler: &VolumeHandler, requests: &KeeperRequests, notifier: Option<Noti
         Err(error) => tracing::warn!("schedules of snapshots can't be read: {error}"),
     }
     loop {
-        match requests.wait(all.values().map(|kept| kept.next).min()) {
+        match requests.wait(&work, all.values().map(|kept| kept.next).min()) {
             Woken::Stopped => return,
             Woken::New(new) => {
                 for new in new {
@@ -185,13 +186,12 @@ impl VolumeHandler {
         if generations.is_empty() {
             return Ok(());
         }
-        match self.volume.delete_snapshots(subvolume, &generations) {
-            // Another one deletes or holds them at the same time.
+        let deleted = self.volume.delete_snapshots(subvolume, &generations);
+        tell_kernel(&self.volume, &self.snapshots, notifier, kept.root, &names);
+        match deleted {
+            // A user deletes or holds one of them at the same time.
             Err(Error::NotFound | Error::Busy) => Ok(()),
-            deleted => {
-                tell_kernel(&self.volume, &self.snapshots, notifier, kept.root, &names);
-                deleted
-            }
+            deleted => deleted,
         }
     }
 }

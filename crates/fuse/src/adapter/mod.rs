@@ -17,7 +17,7 @@
 //! requests may block their thread while they wait for the device.
 //!
 //! The volume's end: DESTROY and the end of the session both close it. One of them does, and the
-//! other waits for the result.
+//! other waits for the result. A snapshot that is being made by a schedule is finished first.
 
 #[cfg(test)]
 mod at_once_tests;
@@ -189,6 +189,7 @@ impl VolumeHandler {
 
     fn close(&self) -> Result<(), Error> {
         self.ending.store(true, Ordering::Release);
+        self.keeper.stop();
         let end = || {
             // After an unmount the kernel uses no inode any more, and it has dropped the FORGETs
             // that were not read before.

@@ -53,9 +53,11 @@ pub(super) fn serve(
         }
         Request::DeleteIntervals { intervals } => {
             let (generations, names) = chosen(volume, subvolume, intervals)?;
-            volume.delete_snapshots(subvolume, &generations).map_err(or_no_snapshot)?;
+            let deleted = volume.delete_snapshots(subvolume, &generations);
+            // Also of those before one that failed.
             let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
             self::tell_kernel(volume, shown, notifier.as_ref(), directory, &names);
+            deleted.map_err(or_no_snapshot)?;
         }
         Request::Space { intervals } => {
             let (generations, _) = chosen(volume, subvolume, intervals)?;
@@ -72,6 +74,7 @@ pub(super) fn serve(
             let schedule = schedule.as_deref().map(str::parse).transpose();
             let schedule: Option<Schedule> = schedule.map_err(|_| Errno::INVAL)?;
             store_schedule(volume, directory, schedule.as_ref())?;
+            reply.invalidate_attributes(directory.0);
             keeper.note(subvolume, directory);
         }
         Request::ShowSchedule => {
