@@ -85,6 +85,7 @@ mod routes;
 mod shard;
 mod statistics;
 mod tree;
+mod visit;
 mod walk;
 
 pub use cache::NodeCache;

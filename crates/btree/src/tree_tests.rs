@@ -2,9 +2,10 @@ use crate::test_support::{Model, TestVolume, all_items, assert_same, key, value}
 use crate::{Tree, TreeError};
 use cairn_environment::random::Seeded;
 use cairn_format::node::{NODE_CAPACITY, VALUE_BYTES_MAX};
-use cairn_format::{Key, NODE_BLOCKS};
+use cairn_format::{BlockNumber, Generation, Key, NODE_BLOCKS, Node};
 use cairn_space::SpaceError;
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -48,6 +49,26 @@ fn check_range(tree: &Tree, model: &Model, first: u64, last: u64) {
     assert_same(&found, &expected);
 }
 
+/// The blocks of the nodes that a visit shows, with their transactions.
+fn visited(tree: &Tree, oldest: Generation) -> BTreeMap<BlockNumber, Generation> {
+    let mut found = BTreeMap::new();
+    let mut visit = |node: &Node| {
+        assert_eq!(found.insert(node.address(), node.generation()), None, "shown twice");
+        true
+    };
+    tree.visit_younger(oldest, &mut visit).expect("readable");
+    found
+}
+
+fn check_visit(volume: &TestVolume, tree: &Tree, number: u64) {
+    let all = visited(tree, Generation(0));
+    assert!(all.keys().copied().eq(volume.check(tree.root()).1));
+    let oldest = Generation(number % (volume.running.0 + 1));
+    let mut younger = all;
+    younger.retain(|_, generation| *generation > oldest);
+    assert_eq!(visited(tree, oldest), younger);
+}
+
 fn run(steps: Vec<Step>) {
     let mut volume = TestVolume::new(256 << 20, 1 << 20);
     let mut tree = volume.create();
@@ -78,6 +99,7 @@ fn run(steps: Vec<Step>) {
             Step::Commit | Step::Reopen => {
                 volume.commit();
                 volume.check_holds(tree.root(), &model);
+                check_visit(&volume, &tree, version as u64);
                 if matches!(step, Step::Reopen) {
                     tree = volume.reopen(tree.root());
                 }

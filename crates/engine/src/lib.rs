@@ -39,12 +39,14 @@ pub use error::Error;
 pub use file::planned_read::{PlannedRead, ReadAtOnce};
 pub use fsync_stage::FsyncStage;
 pub use inode_id::InodeId;
+pub use names::held_space::{SnapshotShare, SnapshotStatistics};
 pub use options::{FsyncWait, VolumeOptions};
 pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
 pub use store::failures::{Failure, Failures};
 pub use store::recovery::meter::{RecoveryPhase, RecoveryProgress};
-pub use store::snapshots::{SnapshotInfo, SnapshotUsage, is_temporary_name};
+pub use store::snapshot_space::SnapshotUsage;
+pub use store::snapshots::{SnapshotInfo, is_temporary_name};
 pub use store::storage_room::STORAGE_ROOM_BYTES;
 pub use store::subvolumes::SubvolumeInfo;
 pub use types::{

@@ -1,6 +1,7 @@
 //! Counters of a volume, in the form that `cairn stats` prints.
 use crate::fsync_stage::FsyncStage;
 use crate::layers::Layers;
+use crate::names::held_space::SnapshotStatistics;
 use crate::store::failures::Failures;
 use crate::store::recovery::meter::RecoveryPhase;
 use cairn_blockdev::DeviceHealth;
@@ -64,6 +65,7 @@ pub struct Statistics {
     pub device_flush_time_ns: u64,
     /// In the order of their course.
     pub fsync_stages: Vec<FsyncStage>,
+    pub snapshots: SnapshotStatistics,
     /// Of a mirror or concatenation.
     pub device: Option<ComposedDevice>,
 }
@@ -144,6 +146,7 @@ impl Layers {
         let data_cache = files.data_cache.statistics();
         let block = BLOCK_SIZE as u64;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let available_blocks = self.space_info().available_blocks;
         Statistics {
             failures: names.known_failures(),
             failure: store.failure(),
@@ -152,7 +155,7 @@ impl Layers {
             storage_full: store.storage_room.is_tight(),
             generation: store.transactions.generation().0,
             total_bytes: space.total_blocks * block,
-            available_bytes: self.space_info().available_blocks * block,
+            available_bytes: available_blocks * block,
             used_bytes: space.used * block,
             pinned_bytes: space.pinned * block,
             dirty_data_bytes: count(&store.delayed_blocks) * block,
@@ -180,6 +183,7 @@ impl Layers {
             recovery: recovery.get().cloned().unwrap_or_default(),
             device_flush_time_ns: store.device.flush_time().as_nanos() as u64,
             fsync_stages: store.log.stage_times().into_iter().map(FsyncStage::from).collect(),
+            snapshots: names.snapshot_statistics(available_blocks, space.total_blocks),
             device: store.device.health().map(ComposedDevice::from),
         }
     }

@@ -10,12 +10,9 @@ use cairn_engine::{
 };
 use cairn_environment::random::Seeded;
 use differences_judge::{Tree, problems, walk};
-use small_volume::{DIRECTORY, FILE, device, open, open_with, put, used};
+use small_volume::{DIRECTORY, FILE, FIRST, device, open, open_with, put, used};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// The subvolume that a volume begins with.
-const FIRST: u64 = 256;
 
 /// A difference as a line.
 fn line(difference: &Difference) -> String {

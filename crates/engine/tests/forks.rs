@@ -8,12 +8,9 @@ use cairn_engine::{
 };
 use cairn_environment::random::Seeded;
 use small_volume::files::{Content, Files, compare};
-use small_volume::{DIRECTORY, FILE, device, get, open, open_with, put, used};
+use small_volume::{DIRECTORY, FILE, FIRST, device, get, open, open_with, put, used};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// The subvolume that a volume begins with.
-const FIRST: u64 = 256;
 
 /// An empty volume, and how many blocks of it are in use: the trees that forks need stay.
 fn volume_that_had_a_fork() -> (Arc<MemoryDevice>, Volume, u64) {
@@ -131,6 +128,11 @@ fn a_deleted_snapshot_stays_for_its_forks() {
         volume.fork(snapshot, root, name).unwrap();
     }
     volume.unlink(root, b"file").unwrap();
+    // Its deletion frees nothing now.
+    let made = volume.snapshot_named(FIRST, b"one").unwrap().generation;
+    assert_eq!(volume.space_of_snapshots(FIRST, &[made]).unwrap(), 0);
+    assert_eq!(volume.snapshot_usage(FIRST).unwrap()[0].unique_blocks, 0);
+    assert!(volume.referenced_by_snapshots(FIRST).unwrap()[0].1 >= 98);
     volume.delete_snapshot(FIRST, b"one").unwrap();
     assert_eq!(volume.snapshots(FIRST).unwrap(), []);
     assert!(matches!(volume.lookup(snapshot, b"file"), Err(Error::Stale)));

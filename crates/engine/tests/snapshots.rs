@@ -8,14 +8,10 @@ use cairn_engine::{
     XattrMode,
 };
 use cairn_environment::random::Seeded;
-use small_volume::files::{Content, Files, compare, file_name};
-use small_volume::{DIRECTORY, FILE, device, get, open, open_with, put, used};
-use std::collections::BTreeMap;
+use small_volume::history::History;
+use small_volume::{DIRECTORY, FILE, FIRST, device, get, open, open_with, put, used};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The subvolume that a volume begins with.
-const FIRST: u64 = 256;
 
 /// An empty volume, and how many blocks of it are in use: the trees that snapshots need stay.
 fn volume_that_had_a_snapshot() -> (Arc<MemoryDevice>, Volume, u64) {
@@ -312,67 +308,6 @@ fn a_full_volume_of_snapshots_can_be_emptied() {
     volume.close().unwrap();
 }
 
-/// A volume, and what its files and those of its snapshots must contain.
-struct History {
-    random: Seeded,
-    device: Arc<MemoryDevice>,
-    volume: Volume,
-    files: Files,
-    snapshots: BTreeMap<u64, Content>,
-    next_name: u64,
-}
-
-impl History {
-    fn new(seed: u64) -> Self {
-        let device = device();
-        let volume = open(&device, None);
-        let files = Files::make(&volume, volume.root());
-        volume.sync().unwrap();
-        let (random, snapshots) = (Seeded::new(seed), BTreeMap::new());
-        Self { random, device, volume, files, snapshots, next_name: 0 }
-    }
-
-    /// `is_clean` makes it a crash after an fsync instead.
-    fn open_again(&mut self, is_clean: bool) {
-        self.volume.sync().unwrap();
-        if is_clean {
-            self.volume.close().unwrap();
-        }
-        self.volume = open(&self.device, None);
-        let content = std::mem::take(&mut self.files.content);
-        self.files = Files::find(&self.volume, self.volume.root(), content);
-    }
-
-    fn take_snapshot(&mut self) {
-        let name = self.next_name;
-        self.next_name += 1;
-        let made = self.volume.create_snapshot(self.volume.root(), &file_name(name)).unwrap();
-        self.snapshots.insert(name, self.files.content.clone());
-        compare(&self.volume, made.root, &self.files.content);
-    }
-
-    fn delete_snapshot(&mut self) {
-        let count = self.snapshots.len() as u64;
-        if count > 0 {
-            let at = self.random.below(count) as usize;
-            let name = *self.snapshots.keys().nth(at).unwrap();
-            self.volume.delete_snapshot(FIRST, &file_name(name)).unwrap();
-            self.snapshots.remove(&name);
-        }
-    }
-
-    fn compare_all(&self) {
-        compare(&self.volume, self.volume.root(), &self.files.content);
-        let found = self.volume.snapshots(FIRST);
-        let found = if self.next_name == 0 { Vec::new() } else { found.unwrap() };
-        assert_eq!(found.len(), self.snapshots.len());
-        for (info, (name, files)) in found.iter().zip(&self.snapshots) {
-            assert_eq!(info.name, file_name(*name));
-            compare(&self.volume, info.root, files);
-        }
-    }
-}
-
 #[test]
 fn random_histories_keep_their_snapshots() {
     let seed = std::env::var("CAIRN_SEED").map_or(1, |seed| seed.parse().unwrap());
@@ -393,7 +328,7 @@ fn random_histories_keep_their_snapshots() {
                 4 if history.random.below(3) == 0 => history.open_again(step % 2 == 0),
                 5 => history.volume.sync().unwrap(),
                 6 => history.compare_all(),
-                _ => history.files.change(&history.volume, &mut history.random),
+                _ => history.change_a_file(),
             }
         }
         history.compare_all();

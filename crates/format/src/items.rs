@@ -10,6 +10,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAX_EXTENT_BLOCKS: u64 = 256;
 /// Bytes of an xattr value in its first item. The rest goes to parts of up to this size.
 pub const XATTR_INLINE_BYTES_MAX: usize = 3072;
+/// With this begin the names of extended attributes in which the volume has settings of its own. No
+/// program sees them.
+pub const XATTR_OWN_PREFIX: &[u8] = b"system.cairn.";
 
 /// Bytes of a symbolic link's target in its first item. The rest of a longer one is in a second
 /// item, with offset 1.

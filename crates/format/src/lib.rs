@@ -36,7 +36,7 @@ pub use header::{HEADER_BYTES, Header};
 pub use items::{
     DirectoryEntry, EntryTarget, Extent, ExtentKind, FileType, InodeItem, MAX_EXTENT_BLOCKS,
     OrphanKind, RawInode, RootItem, SYMLINK_PART_BYTES, Timestamp, XATTR_INLINE_BYTES_MAX,
-    XattrItem, decode_orphan, encode_orphan,
+    XATTR_OWN_PREFIX, XattrItem, decode_orphan, encode_orphan,
 };
 pub use key::{
     INODE_FIRST, INODE_ORPHANS, INODE_ROOT, ItemKind, Key, TREE_DEAD, TREE_FILES, TREE_ROOTS,

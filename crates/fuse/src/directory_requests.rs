@@ -51,16 +51,40 @@ pub(crate) enum SnapshotRequest {
     Create { name: Vec<u8> },
     /// Delete one.
     Delete { name: Vec<u8> },
+    /// Delete those with generations in these intervals, or none of them.
+    DeleteIntervals { intervals: Vec<Interval> },
+    /// Say how much space these alone have.
+    Space { intervals: Vec<Interval> },
     /// Have one that can't be deleted, or can be again.
     Hold { name: Vec<u8>, held: bool },
-    /// Say what is known of those with higher generations.
-    List { after: u64 },
+    /// Have some made by themselves by this schedule, or by none.
+    Keep { schedule: Option<String> },
+    /// Say by which schedule some are made by themselves.
+    ShowSchedule,
+    /// Say what is known of those with higher generations; what they refer to only if asked for.
+    List { after: u64, referenced: bool },
+}
+
+/// Snapshots of a subvolume from one generation to another, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interval {
+    /// Generation of the oldest.
+    pub first: u64,
+    /// Generation of the newest.
+    pub last: u64,
+}
+
+impl Interval {
+    /// Whether a snapshot is one of these.
+    pub fn contains(&self, generation: u64) -> bool {
+        (self.first..=self.last).contains(&generation)
+    }
 }
 
 impl SnapshotRequest {
     /// As of [`Request`].
     pub(crate) fn changes_volume(&self) -> bool {
-        !matches!(self, Self::List { .. })
+        !matches!(self, Self::List { .. } | Self::Space { .. } | Self::ShowSchedule)
     }
 }
 
@@ -91,6 +115,11 @@ pub(crate) struct Answer {
     pub(crate) snapshots: Vec<Snapshot>,
     #[serde(default)]
     pub(crate) differences: Option<Differences>,
+    /// What was asked for of several snapshots together.
+    #[serde(default)]
+    pub(crate) space_bytes: Option<u64>,
+    #[serde(default)]
+    pub(crate) schedule: Option<String>,
     /// There are more.
     pub(crate) more: bool,
 }
@@ -140,6 +169,9 @@ pub struct Snapshot {
     /// Bytes that nothing else has, so its deletion gives them back; unknown while the volume can't
     /// say it.
     pub unique_bytes: Option<u64>,
+    /// Bytes that it refers to in all, if that was asked for.
+    #[serde(default)]
+    pub referenced_bytes: Option<u64>,
 }
 
 /// Paths as digits: names can be any bytes.
@@ -254,10 +286,18 @@ mod tests {
             uuid: "01".into(),
             is_held: true,
             unique_bytes: None,
+            referenced_bytes: Some(9),
         };
         let subvolumes = vec![subvolume, nameless];
         let differences = Some(Differences { number: 1, text: "- %ff;".into(), must_send: false });
-        let answer = Answer { subvolumes, snapshots: vec![snapshot], differences, more: true };
+        let answer = Answer {
+            subvolumes,
+            snapshots: vec![snapshot],
+            differences,
+            space_bytes: Some(1),
+            schedule: Some("every 1h keep 1x1h".into()),
+            more: true,
+        };
         assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[..]), Some(answer));
         assert_eq!(decode::<Request>(&[0; BUFFER_BYTES]), None);
         assert_eq!(decode::<Request>(b"{\"Create\":{\"na"), None);

@@ -37,6 +37,7 @@ mod mounting;
 mod negotiation;
 mod owner;
 pub mod protocol;
+pub mod schedule;
 mod session;
 pub mod snapshots;
 pub mod subvolumes;

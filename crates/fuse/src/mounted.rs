@@ -1,6 +1,6 @@
-//! A mounted volume: the session, the handler that answers with the volume, and the thread that
-//! commits if the kernel sends no sync requests.
-use crate::adapter::{PeriodicCommit, VolumeHandler};
+//! A mounted volume: the session, the handler that answers with the volume, the thread that commits
+//! if the kernel sends no sync requests, and the one that makes snapshots by schedules.
+use crate::adapter::{Keeper, PeriodicCommit, VolumeHandler};
 use crate::error::MountError;
 use crate::mounting::MountOptions;
 use crate::session::{Session, SessionError, Unmounter};
@@ -26,7 +26,9 @@ pub fn mount(
     let session = Session::start(source, mountpoint, options, handler.clone())?;
     let periodic = (!session.forwards_sync() && !options.read_only)
         .then(|| PeriodicCommit::start(handler.clone()));
-    Ok(MountedVolume { session, handler, periodic })
+    let keeper =
+        (!options.read_only).then(|| Keeper::start(handler.clone(), Some(session.notifier())));
+    Ok(MountedVolume { session, handler, periodic, keeper })
 }
 
 /// A volume that is mounted and served.
@@ -35,6 +37,7 @@ pub struct MountedVolume {
     session: Session,
     handler: Arc<VolumeHandler>,
     periodic: Option<PeriodicCommit>,
+    keeper: Option<Keeper>,
 }
 
 impl MountedVolume {
@@ -45,7 +48,7 @@ impl MountedVolume {
     /// See [`SessionError`].
     pub fn run(self) -> Result<(), SessionError> {
         let result = self.session.run();
-        drop(self.periodic);
+        drop((self.periodic, self.keeper));
         result
     }
     #[cfg(test)]

@@ -11,8 +11,8 @@ use crate::mounting::{
 use crate::negotiation::{self, Agreement, OptionalFeatures};
 use crate::protocol::Operation;
 use crate::transport::{
-    Channel, EndReason, Handler, HandlerFailure, KernelRings, Reply, RequestBuffer, RequestThreads,
-    RingFailure, RingThreads,
+    Channel, EndReason, Handler, HandlerFailure, KernelRings, Notifier, Reply, RequestBuffer,
+    RequestThreads, RingFailure, RingThreads,
 };
 use cairn_blockdev::BlockPool;
 use rustix::io::Errno;
@@ -40,6 +40,7 @@ pub struct Session {
     over_ring: bool,
     handler: Arc<dyn Handler>,
     unmounter: Unmounter,
+    notifier: Notifier,
     forwards_sync: bool,
     agreement: Agreement,
     link: Option<SourceLink>,
@@ -114,12 +115,27 @@ impl Session {
         } else {
             RequestThreads::start(&channel, options.threads, &handler)
         };
-        Ok(Self { threads, rings, over_ring, handler, unmounter, forwards_sync, agreement, link })
+        let notifier = Notifier::new(channel);
+        Ok(Self {
+            threads,
+            rings,
+            over_ring,
+            handler,
+            unmounter,
+            notifier,
+            forwards_sync,
+            agreement,
+            link,
+        })
     }
 
     /// A handle that unmounts, for another thread.
     pub fn unmounter(&self) -> Unmounter {
         self.unmounter.clone()
+    }
+    /// A way to the kernel, for threads that answer no requests.
+    pub fn notifier(&self) -> Notifier {
+        self.notifier.clone()
     }
     /// Whether sync(2), syncfs(2) and umount(2) reach the server.
     pub fn forwards_sync(&self) -> bool {

@@ -3,10 +3,11 @@
 use crate::control;
 use crate::directory_requests::{Request, SnapshotRequest, ask, path_of_bytes};
 use crate::error::MountError;
+use crate::schedule::Schedule;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
-pub use crate::directory_requests::Snapshot;
+pub use crate::directory_requests::{Interval, Snapshot};
 pub use cairn_engine::is_temporary_name;
 
 /// The name in the root directory of a mount that leads to all snapshots.
@@ -33,15 +34,17 @@ pub fn create_snapshot(path: &Path, name: &[u8]) -> Result<Option<PathBuf>, Moun
     }))
 }
 
-/// The snapshots of the subvolume with the root directory at `path`, the oldest first.
+/// The snapshots of the subvolume with the root directory at `path`, the oldest first. With
+/// `referenced`, what each refers to is counted: the first time since the mount, that reads all
+/// nodes of the newest one.
 ///
 /// # Errors
 /// If there is no subvolume, or one can't be read.
-pub fn snapshots(path: &Path) -> Result<Vec<Snapshot>, MountError> {
+pub fn snapshots(path: &Path, referenced: bool) -> Result<Vec<Snapshot>, MountError> {
     let mut found: Vec<Snapshot> = Vec::new();
     loop {
         let after = found.last().map_or(0, |last| last.generation);
-        let page = ask(path, &Request::Snapshots(SnapshotRequest::List { after }))?;
+        let page = ask(path, &Request::Snapshots(SnapshotRequest::List { after, referenced }))?;
         if page.more && page.snapshots.is_empty() {
             return Err(refused(path, Errno::PROTO));
         }
@@ -70,4 +73,47 @@ pub fn delete_snapshot(path: &Path, name: &[u8]) -> Result<(), MountError> {
 pub fn hold_snapshot(path: &Path, name: &[u8], held: bool) -> Result<(), MountError> {
     let request = SnapshotRequest::Hold { name: name.to_vec(), held };
     ask(path, &Request::Snapshots(request)).map(drop)
+}
+
+/// Bytes that only the snapshots in these intervals have, of the subvolume with the root directory
+/// at `path`: the deletion of all of them gives them back.
+///
+/// # Errors
+/// If there is no subvolume, or what is kept for its snapshots can't be read.
+pub fn space_of_snapshots(path: &Path, intervals: &[Interval]) -> Result<u64, MountError> {
+    let request = SnapshotRequest::Space { intervals: intervals.to_vec() };
+    let answer = ask(path, &Request::Snapshots(request))?;
+    answer.space_bytes.ok_or_else(|| refused(path, Errno::PROTO))
+}
+
+/// Deletes the snapshots in these intervals, of the subvolume with the root directory at `path`, in
+/// one commit. If one of them is held, none is deleted. For the owner of the subvolume, root, and
+/// the server's user.
+///
+/// # Errors
+/// If one is held.
+pub fn delete_snapshots(path: &Path, intervals: &[Interval]) -> Result<(), MountError> {
+    let request = SnapshotRequest::DeleteIntervals { intervals: intervals.to_vec() };
+    ask(path, &Request::Snapshots(request)).map(drop)
+}
+
+/// Has snapshots of the subvolume with the root directory at `path` made and deleted by this
+/// schedule from now on, also after later mounts; with `None` by none. Those that there are stay.
+/// That is durable then. For the owner of the subvolume, root, and the server's user.
+///
+/// # Errors
+/// If there is no subvolume, or the volume is full.
+pub fn set_schedule(path: &Path, schedule: Option<&Schedule>) -> Result<(), MountError> {
+    let request = SnapshotRequest::Keep { schedule: schedule.map(ToString::to_string) };
+    ask(path, &Request::Snapshots(request)).map(drop)
+}
+
+/// The schedule by which snapshots of the subvolume with the root directory at `path` are made.
+///
+/// # Errors
+/// If there is no subvolume, or this version can't read its schedule.
+pub fn schedule(path: &Path) -> Result<Option<Schedule>, MountError> {
+    let answer = ask(path, &Request::Snapshots(SnapshotRequest::ShowSchedule))?;
+    let schedule = answer.schedule.map(|text| text.parse());
+    schedule.transpose().map_err(|_| refused(path, Errno::PROTO))
 }

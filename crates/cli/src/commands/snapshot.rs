@@ -1,12 +1,16 @@
 //! `cairn snapshot`: makes, lists, holds and deletes snapshots of subvolumes of a mounted volume.
+mod selection;
+
 use crate::mount_error;
 use anyhow::{Context, bail, ensure};
 use cairn_environment::clock;
 use cairn_fuse::MountError;
+use cairn_fuse::schedule::Schedule;
 use cairn_fuse::snapshots::{self, Snapshot};
 use cairn_harness::console;
 use cairn_harness::size::Size;
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -37,7 +41,15 @@ Examples:
   cairn snapshot create /mnt/home before-update
   cp -a /mnt/.snapshots/home/before-update/alice/letter /mnt/home/alice/
   cairn snapshot list /mnt/home
-  cairn snapshot delete /mnt/home before-update";
+  cairn snapshot delete /mnt/home before-update
+  cairn snapshot delete --dry-run /mnt/home monday..friday
+  cairn snapshot keep /mnt/home --every 10m --keep 6x10m,24x1h,7x1d";
+
+const KEEP_HELP: &str = "\
+Examples:
+  cairn snapshot keep /mnt/home --every 10m --keep 6x10m,24x1h,7x1d
+  cairn snapshot keep /mnt/home
+  cairn snapshot keep /mnt/home --off";
 
 #[derive(clap::Subcommand)]
 enum Action {
@@ -54,10 +66,14 @@ enum Action {
     /// List the snapshots of a subvolume, the oldest first.
     ///
     /// "unique" is what a snapshot alone has: its deletion gives that back. What several have is
-    /// counted for none of them.
+    /// counted for none of them; `cairn snapshot delete --dry-run` says it of several.
     List {
         /// Root directory of the subvolume.
         path: PathBuf,
+        /// Also show what each snapshot refers to in all, files and metadata. The first time since
+        /// the mount, this reads all metadata of the newest one.
+        #[arg(long)]
+        referenced: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -65,13 +81,38 @@ enum Action {
     /// Delete snapshots, for good.
     ///
     /// They are gone durably when the command returns; their space comes back in the background.
-    /// Held ones are refused. For the owner of the subvolume, root, and the user of the mount.
+    /// Held ones are refused, and so is an interval with a held one. For the owner of the
+    /// subvolume, root, and the user of the mount.
     Delete {
         /// Root directory of the subvolume.
         path: PathBuf,
-        /// Names of its snapshots.
+        /// Names of its snapshots; `A..B` for all from A to B, both included.
         #[arg(required = true)]
         names: Vec<OsString>,
+        /// Delete nothing; print what the deletion of all of them frees.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Have snapshots made and deleted by a schedule, or show it.
+    ///
+    /// The schedule stays with the subvolume: any mount of the volume follows it. A snapshot
+    /// auto-TIME is made when an interval begins, if anything has changed since the one before.
+    /// Only snapshots with such names are deleted, and held ones are not. For the owner of the
+    /// subvolume, root, and the user of the mount.
+    #[command(after_help = KEEP_HELP)]
+    Keep {
+        /// Root directory of the subvolume.
+        path: PathBuf,
+        /// Make one so often: 30s, 10m, 1h, 1d, 1w.
+        #[arg(long, value_name = "TIME", requires = "keep")]
+        every: Option<String>,
+        /// Keep these: 24x1h keeps the last one of each of the last 24 hours that have any; several
+        /// rules with commas between them.
+        #[arg(long, value_name = "RULES", requires = "every")]
+        keep: Option<String>,
+        /// End the schedule. The snapshots stay.
+        #[arg(long, conflicts_with_all = ["every", "keep"])]
+        off: bool,
     },
     /// Protect snapshots from being deleted, until they are released.
     Hold {
@@ -98,10 +139,15 @@ enum Action {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.action {
         Action::Create { path, name } => create(path, name.as_deref()),
-        Action::List { path, json } => list(path, *json),
-        Action::Delete { path, names } => {
-            each(path, names, |name| snapshots::delete_snapshot(path, name.as_bytes()))
+        Action::List { path, referenced, json } => list(path, *referenced, *json),
+        Action::Delete { path, names, dry_run: true } => show_space(path, names),
+        Action::Delete { path, names, dry_run: false } => delete(path, names),
+        Action::Keep { path, every: Some(every), keep: Some(keep), .. } => {
+            let schedule = Schedule::new(every, keep).map_err(anyhow::Error::msg)?;
+            set_schedule(path, Some(&schedule))
         }
+        Action::Keep { path, off: true, .. } => set_schedule(path, None),
+        Action::Keep { path, .. } => show_schedule(path),
         Action::Hold { path, names } => {
             each(path, names, |name| snapshots::hold_snapshot(path, name.as_bytes(), true))
         }
@@ -117,6 +163,19 @@ fn each(
     change: impl Fn(&OsStr) -> Result<(), MountError>,
 ) -> anyhow::Result<()> {
     names.iter().try_for_each(|name| change(name).map_err(|error| explain(path, name, error)))
+}
+
+fn set_schedule(path: &Path, schedule: Option<&Schedule>) -> anyhow::Result<()> {
+    snapshots::set_schedule(path, schedule).map_err(|error| explain(path, OsStr::new(""), error))
+}
+
+fn show_schedule(path: &Path) -> anyhow::Result<()> {
+    let schedule =
+        snapshots::schedule(path).map_err(|error| explain(path, OsStr::new(""), error))?;
+    match schedule {
+        Some(schedule) => console::print_text(&schedule),
+        None => console::print_text(&format_args!("{} has no schedule", path.display())),
+    }
 }
 
 fn create(path: &Path, name: Option<&OsStr>) -> anyhow::Result<()> {
@@ -191,8 +250,80 @@ fn shown_at(path: &Path, below: &Path) -> PathBuf {
     as_given.unwrap_or(root).join(below)
 }
 
-fn list(path: &Path, json: bool) -> anyhow::Result<()> {
-    let found = snapshots::snapshots(path).map_err(|error| explain(path, OsStr::new(""), error))?;
+fn snapshots_of(path: &Path, referenced: bool) -> anyhow::Result<Vec<Snapshot>> {
+    snapshots::snapshots(path, referenced).map_err(|error| explain(path, OsStr::new(""), error))
+}
+
+fn select<'s>(
+    path: &Path,
+    snapshots: &'s [Snapshot],
+    given: &OsStr,
+) -> anyhow::Result<&'s [Snapshot]> {
+    let path = path.display();
+    selection::select(snapshots, given).map_err(|problem| {
+        anyhow::anyhow!("{path}: {problem}; `cairn snapshot list {path}` shows them")
+    })
+}
+
+/// The names of those that can't be deleted.
+fn held<'s>(snapshots: impl IntoIterator<Item = &'s Snapshot>) -> Option<String> {
+    let held = snapshots.into_iter().filter(|snapshot| snapshot.is_held);
+    let names: Vec<String> =
+        held.map(|snapshot| cairn_fsck::shown_path(&snapshot.name).to_string()).collect();
+    (!names.is_empty()).then(|| names.join(" "))
+}
+
+fn delete(path: &Path, names: &[OsString]) -> anyhow::Result<()> {
+    for name in names {
+        let selected = if selection::may_be_interval(name) {
+            let all = snapshots_of(path, false)?;
+            select(path, &all, name)?.to_vec()
+        } else {
+            Vec::new()
+        };
+        let deleted = match selection::interval_of(&selected) {
+            Some(interval) if interval.first < interval.last => {
+                if let Some(held) = held(&selected) {
+                    let path = path.display();
+                    bail!(
+                        "nothing of {} is deleted, for some are held; release them first: \
+                         `cairn snapshot release {path} {held}`",
+                        cairn_fsck::shown_path(name.as_bytes())
+                    );
+                }
+                snapshots::delete_snapshots(path, &[interval])
+            }
+            _ => {
+                let name = selected.first().map_or(name.as_bytes(), |one| &one.name);
+                snapshots::delete_snapshot(path, name)
+            }
+        };
+        deleted.map_err(|error| explain(path, name, error))?;
+    }
+    Ok(())
+}
+
+fn show_space(path: &Path, names: &[OsString]) -> anyhow::Result<()> {
+    let all = snapshots_of(path, false)?;
+    let (mut chosen, mut intervals) = (BTreeMap::new(), Vec::new());
+    for name in names {
+        let selected = select(path, &all, name)?;
+        chosen.extend(selected.iter().map(|snapshot| (snapshot.generation, snapshot)));
+        intervals.extend(selection::interval_of(selected));
+    }
+    let bytes = snapshots::space_of_snapshots(path, &intervals)
+        .map_err(|error| explain(path, names.first().map_or(OsStr::new(""), |name| name), error))?;
+    let (count, plural) = (chosen.len(), if chosen.len() == 1 { "" } else { "s" });
+    let exact = if bytes < 1024 { String::new() } else { format!(" ({bytes} bytes)") };
+    let mut text = format!("{count} snapshot{plural}, would free {}{exact}", Size { bytes });
+    if let Some(held) = held(chosen.into_values()) {
+        text = format!("{text}\nheld, to be released first: {held}");
+    }
+    console::print_text(&text)
+}
+
+fn list(path: &Path, referenced: bool, json: bool) -> anyhow::Result<()> {
+    let found = snapshots_of(path, referenced)?;
     if json {
         let shown: Vec<_> = found.iter().map(Shown::new).collect();
         return console::print_text(&serde_json::to_string_pretty(&shown).context("JSON")?);
@@ -200,8 +331,10 @@ fn list(path: &Path, json: bool) -> anyhow::Result<()> {
     if found.is_empty() {
         return Ok(());
     }
-    let lines: Vec<String> = found.iter().map(line).collect();
-    console::print_text(&format!("{HEAD}\n{}", lines.join("\n")))
+    let head = line(["created", "unique", "held", "name"], referenced.then_some("referenced"));
+    let lines = found.iter().map(|snapshot| line_of(snapshot, referenced));
+    let lines: Vec<String> = std::iter::once(head).chain(lines).collect();
+    console::print_text(&lines.join("\n"))
 }
 
 /// A snapshot in JSON.
@@ -215,6 +348,8 @@ struct Shown<'s> {
     uuid: &'s str,
     is_held: bool,
     unique_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    referenced_bytes: Option<u64>,
 }
 
 impl<'s> Shown<'s> {
@@ -227,17 +362,25 @@ impl<'s> Shown<'s> {
             uuid: &snapshot.uuid,
             is_held: snapshot.is_held,
             unique_bytes: snapshot.unique_bytes,
+            referenced_bytes: snapshot.referenced_bytes,
         }
     }
 }
 
-const HEAD: &str = "created                    unique  held  name";
+fn line([created, unique, held, name]: [&str; 4], referenced: Option<&str>) -> String {
+    let referenced = referenced.map_or(String::new(), |text| format!("{text:>11}  "));
+    format!("{created:<20}  {unique:>11}  {referenced}{held:<4}  {name}")
+}
 
-fn line(snapshot: &Snapshot) -> String {
-    let unique = snapshot.unique_bytes.map_or("?".to_owned(), |bytes| Size { bytes }.to_string());
+fn line_of(snapshot: &Snapshot, with_referenced: bool) -> String {
+    let size = |bytes: Option<u64>| {
+        bytes.map_or_else(|| "?".to_owned(), |bytes| Size { bytes }.to_string())
+    };
+    let referenced = with_referenced.then(|| size(snapshot.referenced_bytes));
     let held = if snapshot.is_held { "yes" } else { "no" };
-    let name = cairn_fsck::shown_path(&snapshot.name);
-    format!("{:<20}  {unique:>11}  {held:<4}  {name}", shown_time(snapshot.created_ns))
+    let name = cairn_fsck::shown_path(&snapshot.name).to_string();
+    let created = shown_time(snapshot.created_ns);
+    line([&created, &size(snapshot.unique_bytes), held, &name], referenced.as_deref())
 }
 
 /// A time in UTC.
@@ -284,6 +427,10 @@ fn explain(path: &Path, name: &OsStr, error: MountError) -> anyhow::Error {
         Errno::MLINK => "no number is left for a snapshot; delete some, then mount the volume \
                          again"
             .to_owned(),
+        Errno::PROTO => format!(
+            "the server of {shown} is another version of cairn; unmount the volume and mount it \
+             again"
+        ),
         Errno::ROFS => format!("{shown} is mounted read-only"),
         errno => format!("{shown}: {errno}"),
     };

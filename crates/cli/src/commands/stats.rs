@@ -4,8 +4,10 @@ use crate::{EXIT_UNSOUND, mount_error};
 use anyhow::{Context, ensure};
 use cairn_bench::engine_figures;
 use cairn_blockdev::OpenMode;
-use cairn_engine::{DeviceMember, Failure, FsyncStage, RecoveryPhase, Statistics};
-use cairn_harness::console;
+use cairn_engine::{
+    DeviceMember, Failure, FsyncStage, RecoveryPhase, SnapshotStatistics, Statistics,
+};
+use cairn_harness::{Size, console};
 use serde::Deserialize;
 use serde_json::Value;
 use std::process::ExitCode;
@@ -13,7 +15,7 @@ use std::process::ExitCode;
 /// What everything else is about, when it is known.
 const HEAD: [&str; 2] = ["volume", "label"];
 /// What has lines of its own.
-const SHOWN_APART: [&str; 4] = ["failures", "failure", "fsync_stages", "recovery"];
+const SHOWN_APART: [&str; 5] = ["failures", "failure", "fsync_stages", "recovery", "snapshots"];
 
 /// Show the statistics of a mounted volume, or the superblock of one that is not mounted.
 #[derive(clap::Args)]
@@ -165,11 +167,36 @@ fn readable(value: &Value, statistics: &Statistics) -> String {
         .collect();
     flatten("", &counters, &mut lines);
     let recovery = recovery_lines(&statistics.recovery);
-    let sections =
-        [failure_lines(statistics), head, recovery, stage_lines(&statistics.fsync_stages), lines];
+    let snapshots = snapshot_lines(&statistics.snapshots);
+    let stages = stage_lines(&statistics.fsync_stages);
+    let sections = [failure_lines(statistics), head, snapshots, recovery, stages, lines];
     let shown =
         sections.iter().filter(|section| !section.is_empty()).map(|section| section.join("\n"));
     shown.collect::<Vec<_>>().join("\n\n")
+}
+
+/// What deleted snapshots give back, and which ones hold the space that is missing.
+fn snapshot_lines(snapshots: &SnapshotStatistics) -> Vec<String> {
+    let size = |bytes: u64| Size { bytes };
+    let mut lines = Vec::new();
+    if snapshots.freed_runs > 0 || snapshots.cleanups_left > 0 {
+        lines.push(format!(
+            "deleted snapshots: {} freed in {} runs, {} still being cleaned up in {} lists",
+            size(snapshots.freed_bytes),
+            snapshots.freed_runs,
+            snapshots.cleanups_left,
+            snapshots.cleanup_lists_left
+        ));
+    }
+    if let Some(bytes) = snapshots.held_bytes.filter(|bytes| *bytes > 0) {
+        lines.push(format!("nearly full; only in snapshots: {}", size(bytes)));
+        lines.extend(snapshots.most_space.iter().map(|share| {
+            let id = || format!("subvolume {}", share.subvolume);
+            let of = share.path.clone().unwrap_or_else(id);
+            format!("only in snapshot {:?} of {of:?}: {}", share.name, size(share.bytes))
+        }));
+    }
+    lines
 }
 
 fn recovery_lines(phases: &[RecoveryPhase]) -> Vec<String> {
@@ -215,7 +242,7 @@ fn flatten(name: &str, value: &Value, lines: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cairn_engine::{Failures, LogStatistics};
+    use cairn_engine::{Failures, LogStatistics, SnapshotShare};
 
     #[test]
     fn nested_statistics_become_lines() {
@@ -285,6 +312,35 @@ mod tests {
         let older = serde_json::json!({"volume": "x", "log_flushes": 3});
         let text = readable(&older, &Statistics::deserialize(&older).unwrap());
         assert!(text.starts_with("no failures\n\n") && text.contains("log_flushes: 3"), "{text}");
+    }
+
+    #[test]
+    fn snapshots_are_shown_when_there_is_something_to_say() {
+        let quiet = SnapshotStatistics { held_bytes: Some(0), ..SnapshotStatistics::default() };
+        assert_eq!(snapshot_lines(&quiet), Vec::<String>::new());
+        let share = |name: &str, path: Option<&str>| SnapshotShare {
+            subvolume: 300,
+            path: path.map(Into::into),
+            name: name.into(),
+            bytes: 2 << 20,
+        };
+        let full = SnapshotStatistics {
+            freed_runs: 7,
+            freed_bytes: 8192,
+            cleanups_left: 2,
+            cleanup_lists_left: 3,
+            held_bytes: Some(1 << 30),
+            most_space: vec![share("a", Some("/home")), share("b", None)],
+        };
+        assert_eq!(
+            snapshot_lines(&full),
+            [
+                "deleted snapshots: 8 KiB freed in 7 runs, 2 still being cleaned up in 3 lists",
+                "nearly full; only in snapshots: 1 GiB",
+                "only in snapshot \"a\" of \"/home\": 2 MiB",
+                "only in snapshot \"b\" of \"subvolume 300\": 2 MiB",
+            ]
+        );
     }
 
     #[test]

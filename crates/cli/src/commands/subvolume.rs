@@ -172,7 +172,7 @@ fn has_forks(path: &Path) -> bool {
 }
 
 fn has_snapshots(path: &Path) -> bool {
-    snapshots::snapshots(path).is_ok_and(|found| !found.is_empty())
+    snapshots::snapshots(path, false).is_ok_and(|found| !found.is_empty())
 }
 
 /// Why one was not deleted.

@@ -7,7 +7,9 @@
 //! Lock discipline: none is held here.
 use super::Files;
 use super::removal_queue::{Orphan, Removal};
+use crate::store::snapshots::Which;
 use crate::{Error, InodeId, Result, SnapshotInfo};
+use cairn_format::Generation;
 
 /// Times that a snapshot is made anew because data was lost.
 const TRIES: usize = 8;
@@ -34,11 +36,40 @@ impl Files {
         Err(Error::Aborted("data could not be written while a snapshot was made".into()))
     }
 
+    /// Whether the subvolume with the root directory `root` differs from its snapshot that a
+    /// transaction made.
+    pub(crate) fn differs_from(&self, root: InodeId, snapshot: u64) -> Result<bool> {
+        self.enter(root)?;
+        self.write_back_all()?;
+        self.store.differs_from(root, Generation(snapshot))
+    }
+
     /// Deletes a snapshot.
     pub(crate) fn delete_snapshot(&self, subvolume: u64, name: &[u8]) -> Result<()> {
-        let [root, snapshot] = self.store.delete_snapshot(subvolume, name)?;
-        self.unload_subvolume(snapshot);
-        self.queue_cleanup(root);
+        let deleted = self.store.delete_snapshot(subvolume, Which::Named(name))?;
+        self.end_snapshots(&[deleted])
+    }
+
+    /// Deletes the snapshots that these transactions made, unless one of them is held.
+    pub(crate) fn delete_snapshots(&self, subvolume: u64, snapshots: &[u64]) -> Result<()> {
+        self.store.expect_deletable(subvolume, snapshots)?;
+        let mut deleted = Vec::new();
+        let done = snapshots.iter().try_for_each(|generation| {
+            let which = Which::MadeBy(Generation(*generation));
+            deleted.push(self.store.delete_snapshot(subvolume, which)?);
+            Ok(())
+        });
+        // Those before one that failed are deleted all the same.
+        self.end_snapshots(&deleted).and(done)
+    }
+
+    /// Makes deletions durable: of each, the root directories of subvolume and snapshot.
+    fn end_snapshots(&self, deleted: &[[InodeId; 2]]) -> Result<()> {
+        self.store.commit()?;
+        deleted.iter().for_each(|[_, snapshot]| self.unload_subvolume(*snapshot));
+        if let Some([root, _]) = deleted.first() {
+            self.queue_cleanup(*root);
+        }
         Ok(())
     }
 

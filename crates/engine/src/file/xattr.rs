@@ -7,6 +7,7 @@ use crate::store::operation::{Effort, Operation};
 use crate::types::XattrMode;
 use crate::types::now;
 use crate::{Error, Result};
+use cairn_btree::Tree;
 use cairn_format::{ItemKind, Key, XATTR_INLINE_BYTES_MAX, XattrItem, hash_name, name_slot_range};
 
 const NAME_BYTES_MAX: usize = 255;
@@ -30,9 +31,18 @@ impl Files {
     /// The attribute's slot and first item, and the first free slot for its name. The inode is
     /// locked.
     fn find_xattr(&self, inode: InodeId, name: &[u8]) -> Result<(Option<FoundXattr>, Option<u64>)> {
+        self.find_xattr_in(self.store.trees.of(inode), inode, name)
+    }
+
+    fn find_xattr_in(
+        &self,
+        tree: &Tree,
+        inode: InodeId,
+        name: &[u8],
+    ) -> Result<(Option<FoundXattr>, Option<u64>)> {
         let slots = name_slot_range(hash_name(&self.store.superblock.hash_seed, name));
         let mut free = Some(*slots.start());
-        for item in self.store.trees.of(inode).range(
+        for item in tree.range(
             inode.key(ItemKind::Xattr, *slots.start())..=inode.key(ItemKind::Xattr, *slots.end()),
         ) {
             let (key, value) = item?;
@@ -64,6 +74,28 @@ impl Files {
         let problem =
             format!("an extended attribute has {} of its {} bytes", value.len(), item.value_bytes);
         Err(self.store.damaged_item(number, &number.key(ItemKind::Xattr, slot), problem))
+    }
+
+    /// The subvolumes whose root directories have an attribute: their ids and root directories, and
+    /// the value. None is opened for it. Left out are those that have no number in this mount, that
+    /// can't be read, and whose value does not stand in one item.
+    pub(crate) fn subvolumes_with_xattr(
+        &self,
+        name: &[u8],
+    ) -> Result<Vec<(u64, InodeId, Vec<u8>)>> {
+        let mut found = Vec::new();
+        for (id, item) in self.store.trees.all_records(&self.store.superblock)? {
+            let Ok(slot) = self.store.trees.slot_of(id) else { continue };
+            let root = InodeId::root_of(slot);
+            let look = |tree: &Tree| Ok(self.find_xattr_in(tree, root, name)?.0);
+            if let Ok(Some((_, xattr))) = self.store.trees.peek(id, slot, look)
+                && !item.is_dying
+                && xattr.inline.len() == xattr.value_bytes as usize
+            {
+                found.push((id.0, root, xattr.inline));
+            }
+        }
+        Ok(found)
     }
 
     /// Names of all attributes.

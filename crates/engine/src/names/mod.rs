@@ -3,6 +3,7 @@ mod differences;
 pub(crate) mod directory;
 pub(crate) mod entries;
 mod forks;
+pub(crate) mod held_space;
 pub(crate) mod paths;
 pub(crate) mod rename;
 mod subvolumes;

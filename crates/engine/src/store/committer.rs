@@ -48,8 +48,9 @@ impl Store {
         }
     }
 
-    /// Ends both threads, after the store has stopped.
+    /// Ends both threads, and the one that waits for refusals, after the store has stopped.
     pub(crate) fn stop_threads(&self) {
+        self.snapshot_counts.refusals.stop();
         self.signal.stop();
         self.unpinner.stop();
     }

@@ -26,7 +26,10 @@ pub(crate) mod forks;
 pub(crate) mod inode_count;
 pub(crate) mod operation;
 pub(crate) mod recovery;
+mod refusals;
 mod requests;
+pub(crate) mod snapshot_counts;
+pub(crate) mod snapshot_space;
 pub(crate) mod snapshots;
 mod spare;
 mod stop;
@@ -50,6 +53,7 @@ use discards::Discards;
 use failures::FailureLedger;
 use inode_count::InodeCount;
 use requests::{CommitSignal, Unpinner};
+use snapshot_counts::SnapshotCounts;
 use std::sync::Arc;
 use storage_room::StorageRoom;
 use transaction::Transactions;
@@ -91,6 +95,7 @@ pub(crate) struct Store {
     pub(crate) cache: Arc<NodeCache>,
     pub(crate) transactions: Transactions,
     cut_work: CutWork,
+    pub(crate) snapshot_counts: SnapshotCounts,
     /// `log_epoch` of this mount.
     log_epoch: u64,
     next_inode: Arc<AtomicU64>,

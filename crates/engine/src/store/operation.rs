@@ -19,7 +19,7 @@ use cairn_format::{
     Generation, InodeItem, ItemKind, Key, LogSeq,
 };
 use cairn_log::{Batch, DataWrite};
-use cairn_space::{Request, Reservation, Urgency};
+use cairn_space::{Request, Reservation, SpaceError, Urgency};
 
 /// Items that an operation on many of them changes at a time.
 pub(crate) const BATCH_ITEMS: usize = 32;
@@ -164,14 +164,18 @@ impl Store {
         if matches!(effort, Effort::Ordinary | Effort::Name) {
             self.check_storage_room()?;
         }
-        Ok(match effort {
-            Effort::Ordinary => self.space.reserve(request, Urgency::Ordinary)?,
-            Effort::Name => self.space.reserve(request, Urgency::Name)?,
-            Effort::Writeback => self.space.reserve(request, Urgency::Writeback)?,
-            Effort::Removal => self.space.reserve(request, removal)?,
-            Effort::Cleanup => self.space.reserve(request, Urgency::Removal)?,
-            Effort::Reclaim => self.space.try_reserve(request, removal)?,
-        })
+        let reserved = match effort {
+            Effort::Ordinary => self.space.reserve(request, Urgency::Ordinary),
+            Effort::Name => self.space.reserve(request, Urgency::Name),
+            Effort::Writeback => self.space.reserve(request, Urgency::Writeback),
+            Effort::Removal => self.space.reserve(request, removal),
+            Effort::Cleanup => self.space.reserve(request, Urgency::Removal),
+            Effort::Reclaim => return Ok(self.space.try_reserve(request, removal)?),
+        };
+        if matches!(reserved, Err(SpaceError::NoSpace { .. })) && self.trees.dead_runs().is_some() {
+            self.snapshot_counts.refusals.note();
+        }
+        Ok(reserved?)
     }
 
     /// Dirty nodes can't leave memory before a commit: asks for one early, and when that is not

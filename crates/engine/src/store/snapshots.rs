@@ -88,13 +88,11 @@ pub fn is_temporary_name(name: &[u8]) -> bool {
         && digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// How much space a snapshot holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SnapshotUsage {
-    /// Transaction that made it.
-    pub generation: u64,
-    /// Blocks that nothing else has: its deletion makes these free.
-    pub unique_blocks: u64,
+/// How a snapshot of a subvolume is called.
+#[derive(Clone, Copy)]
+pub(crate) enum Which<'n> {
+    Named(&'n [u8]),
+    MadeBy(Generation),
 }
 
 /// Nodes that writing `dead` at the cut takes at most: on each place of the tree of dead runs that
@@ -265,7 +263,7 @@ impl Store {
     }
 
     /// Fails unless there is a subvolume with this id.
-    fn expect_subvolume(&self, id: u64) -> Result<TreeId> {
+    pub(super) fn expect_subvolume(&self, id: u64) -> Result<TreeId> {
         if self.trees.lacks(TreeId(id))? { Err(Error::NotFound) } else { Ok(TreeId(id)) }
     }
 
@@ -281,12 +279,19 @@ impl Store {
 
     pub(crate) fn snapshot_named(&self, id: u64, name: &[u8]) -> Result<SnapshotInfo> {
         let id = self.expect_subvolume(id)?;
-        let (generation, item) = self.find_snapshot(id, name)?;
+        let (generation, item) = self.find_snapshot(id, Which::Named(name))?;
         self.trees.know_snapshot(id, generation, item.number);
         Ok(info_of(id, generation, item))
     }
 
-    fn find_snapshot(&self, id: TreeId, name: &[u8]) -> Result<(Generation, SnapshotItem)> {
+    fn find_snapshot(&self, id: TreeId, which: Which<'_>) -> Result<(Generation, SnapshotItem)> {
+        let name = match which {
+            Which::Named(name) => name,
+            Which::MadeBy(generation) => match self.trees.snapshot_item(id, generation) {
+                Err(Error::Stale) => return Err(Error::NotFound),
+                item => return Ok((generation, item?)),
+            },
+        };
         for item in self.trees.snapshot_items(id) {
             let (generation, item) = item?;
             if item.name == name {
@@ -294,6 +299,13 @@ impl Store {
             }
         }
         Err(Error::NotFound)
+    }
+
+    /// Whether the tree of the subvolume with the root directory `root`, which is open, is another
+    /// one than that of its snapshot `made`: each change gives it another root.
+    pub(crate) fn differs_from(&self, root: InodeId, made: Generation) -> Result<bool> {
+        let subvolume = self.trees.subvolume(root)?;
+        Ok(self.trees.snapshot_item(subvolume.id, made)?.root != subvolume.tree().root())
     }
 
     pub(crate) fn snapshotted_subvolumes(&self) -> Result<Vec<u64>> {
@@ -336,19 +348,28 @@ impl Store {
         self.begin_with(InodeId::root_of(slot), 0, 0, Effort::Cleanup, nodes)
     }
 
-    /// Deletes a snapshot, and returns the root directories of the subvolume and of the snapshot:
-    /// that one's inodes are to be unloaded, and then its cleanup is due.
-    pub(crate) fn delete_snapshot(&self, id: u64, name: &[u8]) -> Result<[InodeId; 2]> {
+    /// Deletes a snapshot, which is durable after a commit, and returns the root directories of the
+    /// subvolume and of the snapshot: that one's inodes are to be unloaded then, and after that its
+    /// cleanup is due.
+    pub(crate) fn delete_snapshot(&self, id: u64, which: Which<'_>) -> Result<[InodeId; 2]> {
         self.check_writable()?;
         let id = self.expect_subvolume(id)?;
-        let roots = {
-            let mut operation = self.begin_on_snapshots(id)?;
-            let roots = operation.delete_snapshot(name)?;
-            operation.leave_unlogged();
-            roots
-        };
-        self.commit()?;
+        let mut operation = self.begin_on_snapshots(id)?;
+        let roots = operation.delete_snapshot(which)?;
+        operation.leave_unlogged();
         Ok(roots)
+    }
+
+    /// Fails unless there are these snapshots, and none is held.
+    pub(crate) fn expect_deletable(&self, id: u64, snapshots: &[u64]) -> Result<()> {
+        let id = self.expect_subvolume(id)?;
+        for generation in snapshots {
+            let (_, item) = self.find_snapshot(id, Which::MadeBy(Generation(*generation)))?;
+            if item.is_held {
+                return Err(Error::Busy);
+            }
+        }
+        Ok(())
     }
 
     /// Lets a snapshot be deleted or not.
@@ -358,7 +379,7 @@ impl Store {
         {
             let mut operation = self.begin_on_snapshots(id)?;
             let records = self.trees.lock_records();
-            let (generation, item) = self.find_snapshot(id, name)?;
+            let (generation, item) = self.find_snapshot(id, Which::Named(name))?;
             let key = Key::of_subvolume(id, ItemKind::Snapshot, generation);
             operation.note_unlogged_change();
             let item = SnapshotItem { is_held: held, ..item };
@@ -369,35 +390,6 @@ impl Store {
         self.commit()
     }
 
-    pub(crate) fn snapshot_usage(&self, id: u64) -> Result<Vec<SnapshotUsage>> {
-        let id = self.expect_subvolume(id)?;
-        if !self.options.read_only {
-            // What died since the last cut is in no list yet.
-            self.commit()?;
-        }
-        let snapshots = self.trees.snapshot_items(id).map(|item| Ok(item?.0));
-        let snapshots: Vec<Generation> = snapshots.collect::<Result<_>>()?;
-        let mut usage: Vec<SnapshotUsage> = snapshots
-            .iter()
-            .map(|generation| SnapshotUsage { generation: generation.0, unique_blocks: 0 })
-            .collect();
-        for list in self.trees.dead_lists(id) {
-            let (since, list) = list?;
-            // The newest one that has anything of this list, and the one before that.
-            let Some(newest) = snapshots.partition_point(|one| *one <= since).checked_sub(1) else {
-                continue;
-            };
-            let before = newest.checked_sub(1).map_or(Generation(0), |at| snapshots[at]);
-            for item in self.trees.runs_of(list) {
-                let runs = item?.1;
-                let alone =
-                    runs.iter().filter(|run| run.birth > before && run.birth <= snapshots[newest]);
-                usage[newest].unique_blocks += alone.map(|run| run.range.blocks).sum::<u64>();
-            }
-        }
-        Ok(usage)
-    }
-
     /// Frees what the cleanups of the subvolume with the root directory `root` name, unless
     /// `interrupted` says that the volume is being closed: then the next mount goes on.
     ///
@@ -405,7 +397,7 @@ impl Store {
     /// [`Error::NoSpace`]: it is to be tried again after a commit.
     pub(crate) fn clean_up(&self, root: InodeId, interrupted: impl Fn() -> bool) -> Result<()> {
         let id = self.trees.subvolume(root)?.id;
-        while let Some((newest, cleanup)) = self.trees.first_cleanup(id)? {
+        while let Some((newest, cleanup)) = self.trees.cleanups(id).next().transpose()? {
             if self.transactions.generation() <= self.cut_work.last_deletion() {
                 // What died before the deletion enters the lists with the cut.
                 self.commit()?;
@@ -483,7 +475,8 @@ impl Store {
     /// Whether anything of deleted snapshots of the subvolume with the root directory `root` is to
     /// be freed.
     pub(crate) fn has_cleanups(&self, root: InodeId) -> Result<bool> {
-        Ok(self.trees.first_cleanup(self.trees.subvolume(root)?.id)?.is_some())
+        let id = self.trees.subvolume(root)?.id;
+        Ok(self.trees.cleanups(id).next().transpose()?.is_some())
     }
 
     /// Whether there are forks of this snapshot, wanted ones too.
@@ -501,12 +494,12 @@ impl Store {
 }
 
 impl Operation<'_> {
-    /// Removes the snapshot with this name of the operation's subvolume; its cleanup is noted.
-    /// Returns the root directories of the subvolume and of the snapshot.
-    fn delete_snapshot(&mut self, name: &[u8]) -> Result<[InodeId; 2]> {
+    /// Removes a snapshot of the operation's subvolume; its cleanup is noted. Returns the root
+    /// directories of the subvolume and of the snapshot.
+    fn delete_snapshot(&mut self, which: Which<'_>) -> Result<[InodeId; 2]> {
         let (store, id) = (self.store(), self.tree().id());
         let records = store.trees.lock_records();
-        let (generation, item) = store.find_snapshot(id, name)?;
+        let (generation, item) = store.find_snapshot(id, which)?;
         if item.is_held {
             return Err(Error::Busy);
         }
@@ -539,16 +532,7 @@ impl Operation<'_> {
         generation: Generation,
     ) -> Result<()> {
         let (store, id) = (self.store(), self.tree().id());
-        let (mut before, mut after) = (Generation(0), None);
-        for snapshot in store.trees.all_snapshot_items(id) {
-            let (other, _) = snapshot?;
-            if other < generation {
-                before = other;
-            } else if other > generation {
-                after = Some(other);
-                break;
-            }
-        }
+        let (before, after) = store.trees.snapshots_beside(id, generation)?;
         let lists_to = after.unwrap_or(self.generation());
         let cleanup = CleanupItem { oldest: before, lists_from: generation, lists_to };
         self.note_unlogged_change();
@@ -585,9 +569,12 @@ impl Operation<'_> {
         } else {
             tree.insert(&self.change(), key, &DeadRun::encode_all(&kept))?;
         }
-        for run in due {
+        let mut blocks = 0;
+        for run in &due {
+            blocks += run.range.blocks;
             store.space.free(run.range, self.generation())?;
         }
+        store.snapshot_counts.note_freed(due.len() as u64, blocks);
         Ok(())
     }
 }

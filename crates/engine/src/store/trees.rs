@@ -387,6 +387,25 @@ impl Trees {
         Ok(subvolume)
     }
 
+    /// Shows `look` the tree of files of a subvolume, which is not opened for it.
+    pub(crate) fn peek<T>(
+        &self,
+        id: TreeId,
+        slot: u32,
+        look: impl FnOnce(&Tree) -> Result<T>,
+    ) -> Result<T> {
+        let subvolume = self.in_slot(slot).ok_or(Error::NotFound)?;
+        {
+            let _opening = self.opening.lock();
+            if subvolume.files.get().is_none() {
+                // Nobody changes it.
+                let root = self.recorded_root(id)?;
+                return look(&Tree::open(self.cache.clone(), self.space.clone(), id, root));
+            }
+        }
+        look(subvolume.tree())
+    }
+
     /// The directory with the name of the subvolume with the root directory `root`, which is open.
     pub(crate) fn named_in(&self, root: InodeId) -> Result<InodeId> {
         let place = *self.subvolume(root)?.opened().place.lock();

@@ -6,7 +6,8 @@
 //!
 //! Threads: `cairn-commit` commits every `commit_interval` and on request; `cairn-writeback` writes
 //! dirty data as often; `cairn-unpin` frees the blocks of committed transactions; `cairn-reaper`
-//! removes orphans; `cairn-reporter` writes messages about what failed on the device;
+//! removes orphans; `cairn-reporter` writes messages about what failed on the device, and
+//! `cairn-held-space` about snapshots that hold the space which was refused;
 //! `cairn-memory` and `cairn-cache` make memory before it is needed; log and space have their own.
 //!
 //! After the first failure to write metadata or log the volume is *failed*: every waiter and every
@@ -155,6 +156,7 @@ impl Volume {
         if options.background {
             self.spawn("cairn-reaper", files, Files::run_reaper);
             self.spawn("cairn-writeback", files, Files::run_writeback);
+            self.spawn("cairn-held-space", &layers.names, Names::run_space_reporter);
             self.spawn("cairn-memory", files, |files| files.buffers.run_supply());
             self.spawn("cairn-cache", files, |files| files.data_cache.pool().run_supply());
         }

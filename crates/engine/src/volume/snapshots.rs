@@ -176,4 +176,44 @@ impl Volume {
     pub fn differences(&self, old: InodeId, new: InodeId) -> Result<Vec<Difference>> {
         self.names().differences(old, new)
     }
+
+    /// Deletes the snapshots that these transactions made, in one commit, as
+    /// [`Volume::delete_snapshot`] does. If one is missing or held, none is deleted.
+    ///
+    /// # Errors
+    /// As of [`Volume::delete_snapshot`].
+    pub fn delete_snapshots(&self, subvolume: u64, snapshots: &[u64]) -> Result<()> {
+        self.files().delete_snapshots(subvolume, snapshots)
+    }
+
+    /// Blocks that no others have but the snapshots that these transactions made: the deletion of
+    /// all of them makes so many free, and some nodes that say what is kept for them.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is no such subvolume or snapshot; [`Error::Damaged`],
+    /// [`Error::Device`].
+    pub fn space_of_snapshots(&self, subvolume: u64, snapshots: &[u64]) -> Result<u64> {
+        self.store().space_of_snapshots(subvolume, snapshots)
+    }
+
+    /// Blocks that each snapshot of a subvolume refers to in all, its data and its nodes, by the
+    /// transaction that made it. The first time since the volume was opened, this reads all nodes
+    /// of the newest snapshot, later those that were made since then.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Stale`] if snapshots are deleted all the time;
+    /// [`Error::Damaged`], [`Error::Device`].
+    pub fn referenced_by_snapshots(&self, subvolume: u64) -> Result<Vec<(u64, u64)>> {
+        self.store().referenced_by_snapshots(subvolume)
+    }
+
+    /// Whether the subvolume with the root directory `root` differs from its snapshot that this
+    /// transaction made, in files or in metadata. Writes what is dirty, and reads nothing.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if there is no such snapshot; [`Error::NoSpace`]; the failure that stopped
+    /// the volume.
+    pub fn differs_from_snapshot(&self, root: InodeId, snapshot: u64) -> Result<bool> {
+        self.files().differs_from(root, snapshot)
+    }
 }

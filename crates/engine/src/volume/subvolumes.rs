@@ -129,4 +129,13 @@ impl Volume {
     pub fn set_default_subvolume(&self, id: u64) -> Result<()> {
         self.store().set_default_subvolume(id)
     }
+
+    /// The subvolumes whose root directories have an extended attribute with a short value: ids,
+    /// root directories, and values. Those that can't be read are left out.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Device`].
+    pub fn subvolumes_with_attribute(&self, name: &[u8]) -> Result<Vec<(u64, InodeId, Vec<u8>)>> {
+        self.files().subvolumes_with_xattr(name)
+    }
 }

@@ -1,11 +1,15 @@
 //! A small volume in memory, for tests of subvolumes, snapshots and forks.
 #![allow(dead_code, reason = "no test program uses all of it")]
 pub mod files;
+pub mod history;
 
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Error, FileType, InodeId, NewInode, Volume, VolumeOptions};
 use std::sync::Arc;
+
+/// The subvolume that a volume begins with.
+pub const FIRST: u64 = 256;
 
 pub const DIRECTORY: NewInode<'_> = NewInode {
     file_type: FileType::Directory,

@@ -15,7 +15,7 @@ use crate::tree_reader::{Piece, TreeReader};
 use crate::walk::{Entry, Step, Walk};
 use crate::{FsckError, Progress};
 use cairn_blockdev::BlockDevice;
-use cairn_format::{FileType, TreeId};
+use cairn_format::{FileType, TreeId, XATTR_OWN_PREFIX};
 use host::{Host, HostError, Made};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -326,7 +326,9 @@ impl Extraction<'_, '_> {
     /// Sets owner, extended attributes, mode and times of what the host holds, in an order in which
     /// none undoes another.
     fn dress(&mut self, path: &[u8], entry: &Entry, made: &Made) -> Result<(), Ended> {
-        let xattrs = self.reader.xattrs(entry.object);
+        let mut xattrs = self.reader.xattrs(entry.object);
+        // Settings of the volume have no place on the host.
+        xattrs.whole.retain(|(name, _)| !name.starts_with(XATTR_OWN_PREFIX));
         for problem in xattrs.problems {
             self.report.add(Loss::new(path, entry.object, problem));
         }

@@ -113,8 +113,11 @@ impl VolumeHandler {
     fn list_xattrs(&self, header: &RequestHeader) -> Answer<Vec<u8>> {
         let names = self.volume.list_xattrs(InodeId(header.node))?;
         // As in other file systems, only root sees the names of trusted attributes.
-        let shown =
-            names.iter().filter(|name| header.uid == ROOT_USER || !name.starts_with(b"trusted."));
+        // What other namespaces hold is Cairn's own.
+        let shown = names.iter().filter(|name| {
+            check_namespace(name).is_ok()
+                && (header.uid == ROOT_USER || !name.starts_with(b"trusted."))
+        });
         Ok(shown.flat_map(|name| [name.as_slice(), b"\0"]).flatten().copied().collect())
     }
 

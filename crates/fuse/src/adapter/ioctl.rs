@@ -51,10 +51,11 @@ impl VolumeHandler {
         let asker = Asker::new(header, is_privileged);
         let (volume, directory) = (self.volume.clone(), InodeId(header.node));
         let (shown, kept) = (Arc::clone(&self.snapshots), Arc::clone(&self.differences));
+        let keeper = Arc::clone(&self.keeper);
         thread::spawn("cairn-subvolume", move || {
             let done = match &request {
                 Request::Snapshots(request) => {
-                    snapshots::serve(&volume, &shown, directory, &asker, request, &reply)
+                    snapshots::serve(&volume, &shown, &keeper, directory, &asker, request, &reply)
                 }
                 Request::Differences(request) => {
                     differences::serve(&volume, &kept, directory, is_privileged, request)

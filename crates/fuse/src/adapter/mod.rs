@@ -17,7 +17,7 @@
 //! requests may block their thread while they wait for the device.
 //!
 //! The volume's end: DESTROY and the end of the session both close it. One of them does, and the
-//! other waits for the result.
+//! other waits for the result. A snapshot that is being made by a schedule is finished first.
 
 #[cfg(test)]
 mod at_once_tests;
@@ -34,6 +34,8 @@ mod failing_tests;
 mod full_tests;
 mod holes;
 mod ioctl;
+mod keeper;
+mod keeper_requests;
 #[cfg(test)]
 mod killed_programs_tests;
 #[cfg(test)]
@@ -53,9 +55,11 @@ mod subvolumes;
 #[cfg(test)]
 mod volume_tests;
 
+pub use keeper::Keeper;
 pub use periodic::PeriodicCommit;
 
 use self::differences::KeptDifferences;
+use self::keeper_requests::KeeperRequests;
 use self::overdrawn::Overdrawn;
 use self::requests::RequestCounters;
 use self::settle::WritesInWork;
@@ -120,6 +124,7 @@ pub struct VolumeHandler {
     shutdown: ShutdownState,
     snapshots: Arc<SnapshotDirectories>,
     differences: Arc<KeptDifferences>,
+    keeper: Arc<KeeperRequests>,
     /// The listing of the root directory has `.snapshots`.
     shows_snapshots: bool,
     /// The close of the volume has begun.
@@ -143,6 +148,7 @@ impl VolumeHandler {
             shutdown: ShutdownState::default(),
             snapshots: Arc::default(),
             differences: Arc::default(),
+            keeper: Arc::new(KeeperRequests::new()),
             shows_snapshots: false,
             ending: AtomicBool::new(false),
             closed: OnceLock::new(),
@@ -187,6 +193,7 @@ impl VolumeHandler {
 
     fn close(&self) -> Result<(), Error> {
         self.ending.store(true, Ordering::Release);
+        self.keeper.stop();
         let end = || {
             // After an unmount the kernel uses no inode any more, and it has dropped the FORGETs
             // that were not read before.

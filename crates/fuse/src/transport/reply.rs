@@ -31,10 +31,21 @@ pub enum Delivery {
 }
 
 /// Sends the kernel notifications.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Notifier(Arc<Channel>);
 
 impl Notifier {
+    /// One for a session.
+    pub(crate) fn new(channel: Arc<Channel>) -> Self {
+        Self(channel)
+    }
+
+    /// As [`Reply::invalidate_entry`].
+    pub fn invalidate_entry(&self, parent: u64, name: &[u8]) {
+        let what = InvalidateEntry { parent, name_bytes: name.len() as u32, flags: 0 };
+        notify(&self.0, NOTIFY_INVALIDATE_ENTRY, &[what.as_bytes(), name, &[0]]);
+    }
+
     /// Makes the kernel drop those of `nodes` that are not open from its cache. Never on a request
     /// thread.
     ///
@@ -60,6 +71,19 @@ impl Notifier {
         let header = OutHeader { length, error: NOTIFY_INVALIDATE_INODE, unique: 0 };
         // The kernel may not know the inode any more.
         let _ = self.0.write(&[IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())]);
+    }
+}
+
+/// Sends a notification.
+fn notify(channel: &Channel, code: i32, parts: &[&[u8]]) {
+    let length = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
+    let header = OutHeader { length: length as u32, error: code, unique: 0 };
+    let parts: Vec<IoSlice<'_>> =
+        iter::once(header.as_bytes()).chain(parts.iter().copied()).map(IoSlice::new).collect();
+    match channel.write(&parts) {
+        // ENOENT: the kernel does not know the inode any more.
+        Ok(()) | Err(Errno::NOENT | Errno::NODEV) => {}
+        Err(failure) => tracing::warn!(code, "the kernel refused to forget: {failure}"),
     }
 }
 
@@ -152,15 +176,8 @@ impl Reply {
         self.notify(NOTIFY_INVALIDATE_INODE, &[what.as_bytes()]);
     }
     fn notify(&self, code: i32, parts: &[&[u8]]) {
-        let Some(route) = &self.route else { return };
-        let length = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
-        let header = OutHeader { length: length as u32, error: code, unique: 0 };
-        let parts: Vec<IoSlice<'_>> =
-            iter::once(header.as_bytes()).chain(parts.iter().copied()).map(IoSlice::new).collect();
-        match route.channel().write(&parts) {
-            // ENOENT: the kernel does not know the inode any more.
-            Ok(()) | Err(Errno::NOENT | Errno::NODEV) => {}
-            Err(failure) => tracing::warn!(code, "the kernel refused to forget: {failure}"),
+        if let Some(route) = &self.route {
+            notify(route.channel(), code, parts);
         }
     }
     /// The request failed.

@@ -24,6 +24,7 @@ use super::discards::Discards;
 use super::failures::{FailureLedger, Watched};
 use super::inode_count::InodeCount;
 use super::requests::{CommitSignal, Unpinner};
+use super::snapshot_counts::SnapshotCounts;
 use super::transaction::Transactions;
 use super::trees::Trees;
 use super::{Observer, Store};
@@ -106,6 +107,7 @@ impl Store {
             cache,
             transactions: Transactions::new(start.generation),
             cut_work: CutWork::new(),
+            snapshot_counts: SnapshotCounts::new(),
             log_epoch: start.epoch,
             next_inode,
             bitmap_slots: Mutex::new(Rank::LEAF, bitmaps.slots),

@@ -8,6 +8,7 @@ use cairn_format::{
     SnapshotItem, SubvolumeItem, Superblock, TREE_FILES, TreeId,
 };
 use cairn_space::Boundary;
+use std::collections::HashSet;
 
 impl Trees {
     /// Whether no subvolume has this id, or one that was removed.
@@ -77,16 +78,6 @@ impl Trees {
         })
     }
 
-    /// The first cleanup of `id`, and the newest birth that it is for.
-    pub(in crate::store) fn first_cleanup(
-        &self,
-        id: TreeId,
-    ) -> Result<Option<(Generation, CleanupItem)>> {
-        let first = self.items_of(id, ItemKind::Cleanup).next().transpose()?;
-        let decode = |(newest, value): (_, Vec<u8>)| Ok((newest, CleanupItem::decode(&value)?));
-        first.map(decode).transpose()
-    }
-
     /// The newest snapshot of `id`.
     pub(in crate::store) fn newest_snapshot(
         &self,
@@ -105,6 +96,35 @@ impl Trees {
         let Some(records) = self.records.get() else { return Ok(false) };
         let key = Key::of_subvolume(id, ItemKind::Snapshot, made);
         Ok(records.tree.get(&key)?.is_some())
+    }
+
+    /// The generation of the snapshot of `id` before the one that `made` made, or 0, and that of
+    /// the one behind it. A durable superblock may lack that.
+    pub(in crate::store) fn snapshots_beside(
+        &self,
+        id: TreeId,
+        made: Generation,
+    ) -> Result<(Generation, Option<Generation>)> {
+        let Some(records) = self.records.get() else { return Ok((Generation(0), None)) };
+        let key = |made| Key::of_subvolume(id, ItemKind::Snapshot, made);
+        let of = |key: Key| Generation(key.offset);
+        let before =
+            records.tree.last(key(Generation(0))..=key(Generation(made.0.saturating_sub(1))))?;
+        let mut behind = records.tree.range(key(made.next())..=key(Generation(u64::MAX)));
+        let behind = behind.next().transpose()?;
+        let before = before.map_or(Generation(0), |(key, _)| of(key));
+        Ok((before, behind.map(|(key, _)| of(key))))
+    }
+
+    /// The cleanups of `id`, each with the newest birth that it is for.
+    pub(in crate::store) fn cleanups(
+        &self,
+        id: TreeId,
+    ) -> impl Iterator<Item = Result<(Generation, CleanupItem)>> {
+        self.items_of(id, ItemKind::Cleanup).map(|item| {
+            let (newest, value) = item?;
+            Ok((newest, CleanupItem::decode(&value)?))
+        })
     }
 
     /// The subvolumes with items of this kind.
@@ -159,6 +179,18 @@ impl Trees {
         self.damaged("there is no tree of dead runs".into())
     }
 
+    /// The transactions that made the snapshots of `id` that a durable superblock has, hidden ones
+    /// too, and of each whether it is hidden.
+    pub(in crate::store) fn durable_snapshots(
+        &self,
+        id: TreeId,
+    ) -> impl Iterator<Item = Result<(Generation, bool)>> {
+        let durable = self.durable.load(Ordering::Acquire);
+        self.all_snapshot_items(id)
+            .filter(move |item| item.as_ref().map_or(true, |(made, _)| made.0 <= durable))
+            .map(|item| item.map(|(made, item)| (made, item.is_hidden)))
+    }
+
     /// The items of the snapshots of `id` with names that a durable superblock has, the oldest
     /// first.
     pub(in crate::store) fn snapshot_items(
@@ -211,7 +243,7 @@ impl Trees {
     }
 
     /// Transaction of the snapshot that a fork began as; 0 of another subvolume.
-    pub(super) fn recorded_origin(&self, id: TreeId) -> Result<Generation> {
+    pub(in crate::store) fn recorded_origin(&self, id: TreeId) -> Result<Generation> {
         if self.records.get().is_none() {
             return Ok(Generation(0));
         }
@@ -220,6 +252,17 @@ impl Trees {
 
     pub(super) fn recorded_names_others(&self, id: TreeId) -> Result<bool> {
         Ok(self.records.get().is_some() && self.item(id)?.names_others)
+    }
+
+    /// The transactions that made those snapshots of `id` that have forks.
+    pub(in crate::store) fn forked_snapshots(&self, id: TreeId) -> Result<HashSet<u64>> {
+        let mut forked = HashSet::new();
+        for item in self.subvolume_items() {
+            if let Some(origin) = item?.1.origin.filter(|origin| origin.subvolume == id) {
+                forked.insert(origin.generation.0);
+            }
+        }
+        Ok(forked)
     }
 
     /// Whether there is a fork of this snapshot.
@@ -253,7 +296,7 @@ impl Trees {
     }
 
     /// The items of all subvolumes, by ascending id.
-    pub(in crate::store) fn all_records(
+    pub(crate) fn all_records(
         &self,
         superblock: &Superblock,
     ) -> Result<Vec<(TreeId, SubvolumeItem)>> {

@@ -1,0 +1,157 @@
+//! Which snapshots hold the most space, for users who need some: in the statistics of a volume that
+//! is nearly full, and in a message when space was refused.
+//!
+//! Lock discipline: none is held by the callers.
+use crate::Result;
+use crate::names::Names;
+use crate::store::failures::uncounted;
+use crate::store::snapshot_space::HeldSpace;
+use cairn_environment::atomic::Ordering;
+use cairn_format::BLOCK_SIZE;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write;
+use std::time::Duration;
+
+/// Between two messages.
+const MESSAGE_INTERVAL: Duration = Duration::from_secs(60);
+/// The volume is nearly full when less than this part of it is available.
+const FULL_PART: u64 = 32;
+
+/// What deleted snapshots gave back, and on a volume that is nearly full what the others hold.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SnapshotStatistics {
+    /// Runs of blocks that only deleted snapshots had, freed since the volume was opened.
+    pub freed_runs: u64,
+    /// Their bytes.
+    pub freed_bytes: u64,
+    /// Deleted snapshots whose space is not all free yet.
+    pub cleanups_left: u64,
+    /// Lists of such runs that have to be gone through for them.
+    pub cleanup_lists_left: u64,
+    /// Bytes that only snapshots have, on a volume that is nearly full.
+    pub held_bytes: Option<u64>,
+    /// The snapshots that have the most of these alone, the most first.
+    pub most_space: Vec<SnapshotShare>,
+}
+
+/// What the deletion of a snapshot gives back.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SnapshotShare {
+    /// Id of its subvolume.
+    pub subvolume: u64,
+    /// Where that is, if it is below the root of the mount.
+    pub path: Option<String>,
+    /// Name of the snapshot.
+    pub name: String,
+    /// What nothing else has.
+    pub bytes: u64,
+}
+
+impl Names {
+    /// Says which snapshots hold space after some was refused, until the volume is closed.
+    pub(crate) fn run_space_reporter(&self) {
+        let refusals = &self.store.snapshot_counts.refusals;
+        while refusals.wait() {
+            if let Some(text) = self.held_space().ok().and_then(|held| message(&held)) {
+                tracing::warn!("{text}");
+            }
+            refusals.pause(MESSAGE_INTERVAL);
+        }
+    }
+
+    /// `available` blocks of `total` can be had.
+    pub(crate) fn snapshot_statistics(&self, available: u64, total: u64) -> SnapshotStatistics {
+        let space = &self.store.snapshot_counts;
+        let mut statistics = SnapshotStatistics {
+            freed_runs: space.freed_runs.load(Ordering::Relaxed),
+            freed_bytes: space.freed_blocks.load(Ordering::Relaxed) * BLOCK_SIZE as u64,
+            ..SnapshotStatistics::default()
+        };
+        // What can't be read is left out.
+        if let Ok((cleanups, lists)) = uncounted(|| self.store.count_cleanups()) {
+            (statistics.cleanups_left, statistics.cleanup_lists_left) = (cleanups, lists);
+        }
+        if available < total / FULL_PART
+            && let Ok(held) = self.held_space()
+        {
+            statistics.held_bytes = Some(held.bytes);
+            statistics.most_space = held.most;
+        }
+        statistics
+    }
+
+    /// What snapshots hold, the one that holds most alone first.
+    fn held_space(&self) -> Result<Held> {
+        let HeldSpace { blocks, most } = uncounted(|| self.store.held_space())?;
+        let paths = if most.is_empty() {
+            Default::default()
+        } else {
+            uncounted(|| self.paths_of_subvolumes()).unwrap_or_default()
+        };
+        let shown = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
+        let share = |(subvolume, name, blocks): (u64, Vec<u8>, u64)| SnapshotShare {
+            subvolume,
+            path: paths.get(&subvolume).map(shown),
+            name: shown(&name),
+            bytes: blocks * BLOCK_SIZE as u64,
+        };
+        let most = most.into_iter().map(share).collect();
+        Ok(Held { bytes: blocks * BLOCK_SIZE as u64, most })
+    }
+}
+
+struct Held {
+    bytes: u64,
+    most: Vec<SnapshotShare>,
+}
+
+fn size_text(bytes: u64) -> String {
+    match bytes >> 20 {
+        0..10 => format!("{} KiB", bytes >> 10),
+        10..10_240 => format!("{} MiB", bytes >> 20),
+        _ => format!("{} GiB", bytes >> 30),
+    }
+}
+
+fn message(held: &Held) -> Option<String> {
+    if held.bytes == 0 {
+        return None;
+    }
+    let mut text = format!(
+        "space was refused: {} are only in snapshots, which can be deleted",
+        size_text(held.bytes)
+    );
+    for (index, share) in held.most.iter().enumerate() {
+        let before = if index == 0 { "; the most alone have" } else { "," };
+        let subvolume =
+            share.path.clone().unwrap_or_else(|| format!("subvolume {}", share.subvolume));
+        let _ =
+            write!(text, "{before} {:?} of {subvolume:?} ({})", share.name, size_text(share.bytes));
+    }
+    text.push_str("; `cairn snapshot delete --dry-run` says what several have together");
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_what_to_delete() {
+        let share = |name: &str, bytes: u64, path: Option<&str>| SnapshotShare {
+            subvolume: 300,
+            path: path.map(Into::into),
+            name: name.into(),
+            bytes,
+        };
+        assert_eq!(message(&Held { bytes: 0, most: Vec::new() }), None);
+        let text = message(&Held { bytes: 5 << 30, most: Vec::new() }).unwrap();
+        assert!(text.contains("5120 MiB are only in snapshots, which can be deleted; `"), "{text}");
+        let most = vec![share("a", 20 << 20, Some("/home")), share("b\n", 8192, None)];
+        let text = message(&Held { bytes: 5 << 30, most }).unwrap();
+        let expected = "; the most alone have \"a\" of \"/home\" (20 MiB), \"b\\n\" of \"subvolume 300\" (8 KiB); ";
+        assert!(text.contains(expected), "{text}");
+    }
+}

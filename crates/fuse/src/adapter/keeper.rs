@@ -1,0 +1,197 @@
+//! Makes snapshots by the [schedules](crate::schedule) of subvolumes, and deletes those that these
+//! don't keep.
+//!
+//! A schedule stands in an extended attribute of its subvolume's root directory. A subvolume's next
+//! time is a point on the clock that never goes back, at most one interval away: so a step of the
+//! wall clock neither stops its snapshots nor makes many of them. What fails is tried again at the
+//! next time.
+//!
+//! An automatic snapshot has what the server was given. What the kernel still holds, of mappings or
+//! with `writeback=on`, comes with a later one.
+//!
+//! Locks: none is held here.
+use super::VolumeHandler;
+use super::keeper_requests::{KeeperRequests, Woken};
+use super::snapshots::{SCHEDULE_ATTRIBUTE, stored_schedule, tell_kernel};
+use crate::schedule::{Automatic, Schedule, name_at, time_in_name};
+use crate::transport::Notifier;
+use cairn_engine::{Error, InodeId, SnapshotInfo};
+use cairn_environment::clock::{self, Monotonic};
+use cairn_environment::thread::{self, JoinHandle};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The thread that makes snapshots by schedules. Dropping it ends the thread.
+pub struct Keeper {
+    requests: Arc<KeeperRequests>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    /// Starts the thread; `notifier` tells the kernel of snapshots that come and go.
+    pub fn start(handler: Arc<VolumeHandler>, notifier: Option<Notifier>) -> Self {
+        let requests = Arc::clone(&handler.keeper);
+        let thread =
+            thread::spawn("cairn-keeper", move || run(&handler, &handler.keeper, notifier));
+        Self { requests, thread: Some(thread) }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.requests.stop();
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+impl std::fmt::Debug for Keeper {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Keeper")
+    }
+}
+
+/// A subvolume with a schedule.
+struct Kept {
+    root: InodeId,
+    schedule: Schedule,
+    next: Monotonic,
+    /// The last time failed, and that was reported.
+    has_failed: bool,
+}
+
+/// Body of the thread.
+fn run(handler: &VolumeHandler, requests: &KeeperRequests, notifier: Option<Notifier>) {
+    let Some(work) = requests.begin() else { return };
+    let mut all: BTreeMap<u64, Kept> = BTreeMap::new();
+    match handler.volume.subvolumes_with_attribute(SCHEDULE_ATTRIBUTE) {
+        Ok(found) => all.extend(found.into_iter().filter_map(|(subvolume, root, _)| {
+            Some((subvolume, handler.schedule_now(subvolume, root)?))
+        })),
+        Err(error) => tracing::warn!("schedules of snapshots can't be read: {error}"),
+    }
+    loop {
+        match requests.wait(&work, all.values().map(|kept| kept.next).min()) {
+            Woken::Stopped => return,
+            Woken::New(new) => {
+                for new in new {
+                    all.remove(&new.subvolume);
+                    let kept = handler.schedule_now(new.subvolume, new.root);
+                    all.extend(kept.map(|kept| (new.subvolume, kept)));
+                }
+            }
+            Woken::Due => {
+                let now = clock::now_monotonic();
+                all.retain(|subvolume, kept| {
+                    requests.is_stopped()
+                        || kept.next > now
+                        || handler.keep(*subvolume, kept, notifier.as_ref())
+                });
+            }
+        }
+    }
+}
+
+impl VolumeHandler {
+    /// The schedule of a subvolume, with its first time.
+    fn schedule_now(&self, subvolume: u64, root: InodeId) -> Option<Kept> {
+        let text = stored_schedule(&self.volume, root).ok()??;
+        let schedule: Schedule = match text.parse() {
+            Ok(schedule) => schedule,
+            Err(problem) => {
+                tracing::warn!("subvolume {subvolume} has no automatic snapshots: {problem}");
+                return None;
+            }
+        };
+        let newest = self.automatic_snapshots(subvolume).ok()?.last().map(|(one, _)| one.time);
+        let next = clock::now_monotonic() + schedule.wait_at_first(clock::now_wall(), newest);
+        Some(Kept { root, schedule, next, has_failed: false })
+    }
+
+    /// Does what a schedule says for this time. Returns false if the subvolume is gone.
+    fn keep(&self, subvolume: u64, kept: &mut Kept, notifier: Option<&Notifier>) -> bool {
+        let Some(_in_work) = self.shutdown.begin_change() else { return false };
+        let made = self.make_if_changed(subvolume, kept.root, notifier);
+        let deleted = self.delete_superfluous(subvolume, kept, notifier);
+        kept.next = clock::now_monotonic() + kept.schedule.wait(clock::now_wall());
+        match made.and(deleted) {
+            Ok(()) => kept.has_failed = false,
+            Err(Error::NotFound | Error::Stale) => return false,
+            Err(Error::Aborted(_) | Error::Closed) => {}
+            Err(error) => {
+                if !std::mem::replace(&mut kept.has_failed, true) {
+                    tracing::warn!(
+                        "an automatic snapshot of subvolume {subvolume} failed, and is tried again \
+                         at the next times: {error}"
+                    );
+                }
+            }
+        }
+        true
+    }
+
+    /// The automatic snapshots of a subvolume, the oldest first.
+    fn automatic_snapshots(&self, subvolume: u64) -> Result<Vec<(Automatic, SnapshotInfo)>, Error> {
+        let automatic = |info: SnapshotInfo| {
+            let time = time_in_name(&info.name)?;
+            Some((Automatic { generation: info.generation, time }, info))
+        };
+        Ok(self.volume.snapshots(subvolume)?.into_iter().filter_map(automatic).collect())
+    }
+
+    /// Makes a snapshot, unless the subvolume is as its newest automatic one.
+    fn make_if_changed(
+        &self,
+        subvolume: u64,
+        root: InodeId,
+        notifier: Option<&Notifier>,
+    ) -> Result<(), Error> {
+        if let Some((newest, _)) = self.automatic_snapshots(subvolume)?.last() {
+            match self.volume.differs_from_snapshot(root, newest.generation) {
+                Ok(false) => return Ok(()),
+                // It was deleted meanwhile.
+                Ok(true) | Err(Error::Stale) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let name = name_at(clock::now_wall().0).into_bytes();
+        match self.volume.create_snapshot(root, &name) {
+            Ok(_) => {
+                tell_kernel(&self.volume, &self.snapshots, notifier, root, &[&name]);
+                Ok(())
+            }
+            // The clock was set back.
+            Err(Error::Exists) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes the automatic snapshots that no rule keeps, but for those that are held.
+    fn delete_superfluous(
+        &self,
+        subvolume: u64,
+        kept: &Kept,
+        notifier: Option<&Notifier>,
+    ) -> Result<(), Error> {
+        let snapshots = self.automatic_snapshots(subvolume)?;
+        let automatic: Vec<Automatic> = snapshots.iter().map(|(one, _)| *one).collect();
+        let goes = kept.schedule.superfluous(&automatic);
+        let goes = |(one, info): &&(Automatic, SnapshotInfo)| !info.is_held && goes.contains(one);
+        let (generations, names): (Vec<u64>, Vec<&[u8]>) = snapshots
+            .iter()
+            .filter(goes)
+            .map(|(one, info)| (one.generation, &info.name[..]))
+            .unzip();
+        if generations.is_empty() {
+            return Ok(());
+        }
+        let deleted = self.volume.delete_snapshots(subvolume, &generations);
+        tell_kernel(&self.volume, &self.snapshots, notifier, kept.root, &names);
+        match deleted {
+            // A user deletes or holds one of them at the same time.
+            Err(Error::NotFound | Error::Busy) => Ok(()),
+            deleted => deleted,
+        }
+    }
+}
