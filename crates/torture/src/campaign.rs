@@ -296,7 +296,8 @@ pub fn run(
         let mut floors = floors.with(&options.search);
         if options.sample.is_some() {
             // Few steps are about subvolumes: a sample may have none.
-            (floors.promises.subvolumes, floors.promises.snapshots) = (0, 0);
+            let promises = &mut floors.promises;
+            (promises.subvolumes, promises.snapshots, promises.forks) = (0, 0, 0);
             floors.snapshot_images = 0;
         }
         report.too_little = floors.too_little((runs, states), during_recovery, checked);

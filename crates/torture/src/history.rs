@@ -341,9 +341,12 @@ impl ClientHistory {
         let mut copied = BTreeMap::new();
         for (node, old) in &fork.nodes {
             let versions = self.times.get(old).map_or(&[][..], |times| &times.versions);
+            // Where its name stands, the fork has the times that this operation has made.
+            let is_new = versions.last().is_some_and(|(at, _)| *at == self.operations.len());
             let noted = values_between(versions, until, until).0.copied();
-            if let Some(noted) = noted.map(|noted| NotedTimes { begun: None, ..noted }) {
-                self.note_times(*node, noted);
+            if let Some(noted) = noted {
+                let begun = noted.begun.filter(|_| is_new && fork.snapshot.is_none());
+                self.note_times(*node, NotedTimes { begun, ..noted });
                 copied.insert(*node, noted.times);
             }
         }

@@ -5,11 +5,11 @@
 //! everything is as it was. Two operations have several steps, and may have done the first ones:
 //! many writes in one, and making a range zero, which begins with a hole.
 use crate::model::{Failure, Outcome, Value};
-use crate::operation::{Allocate, Operation};
+use crate::operation::{Allocate, Operation, Target};
 
 /// Where a writer could get this much, nothing may be refused. The largest operation of a client
 /// needs less than half of it.
-const PLENTY_BYTES: u64 = 4 << 20;
+pub(crate) const PLENTY_BYTES: u64 = 4 << 20;
 
 /// What came of an operation.
 pub struct Done {
@@ -55,7 +55,8 @@ fn may_be_refused_beside_snapshots(operation: &Operation) -> bool {
 }
 
 /// What was done of `operation`, which returned `found` on a volume where a writer can now get
-/// `available_bytes`.
+/// `available_bytes`. Beside snapshots the first step may be refused, too: `has_begun` says whether
+/// anything has come of an operation on this target.
 ///
 /// # Errors
 /// It was refused, and must not have been.
@@ -64,6 +65,7 @@ pub fn done(
     found: &Outcome,
     beside_snapshots: bool,
     available_bytes: impl FnOnce() -> u64,
+    has_begun: impl Fn(&Target) -> bool,
 ) -> Result<Done, String> {
     let operation = match (operation, found) {
         (Operation::Scatter { target, mut pieces, tag }, Ok(Value::Count(written)))
@@ -86,7 +88,7 @@ pub fn done(
                     offset_bytes,
                     length_bytes,
                     mode: Allocate::Zero | Allocate::ZeroKeepSize,
-                } => Operation::Allocate {
+                } if !beside_snapshots || has_begun(&target) => Operation::Allocate {
                     target,
                     offset_bytes,
                     length_bytes,
@@ -108,9 +110,10 @@ pub fn done(
 mod tests {
     use super::*;
     use crate::contents::Tag;
-    use crate::operation::{Base, Name, Path, Pieces, Subvolume, Target};
+    use crate::operation::{Base, Name, Path, Pieces, Subvolume};
 
     const FULL: fn() -> u64 = || 0;
+    const BEGUN: fn(&Target) -> bool = |_| true;
 
     fn target() -> Target {
         Target::Path(Path { base: Base::Own, names: Vec::new() })
@@ -118,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_full_volume_may_refuse_what_adds_something_alone() {
-        let refused = |operation| done(operation, &Err(Failure::NoSpace), false, FULL);
+        let refused = |operation| done(operation, &Err(Failure::NoSpace), false, FULL, BEGUN);
         let xattr = Operation::RemoveXattr { target: target(), name: 0 };
         assert!(refused(xattr.clone()).is_err());
         assert!(refused(Operation::Sync).is_err());
@@ -131,13 +134,13 @@ mod tests {
         };
         assert_eq!(operation, Operation::Refused(Box::new(write.clone())));
         assert!(operation.changes_no_file());
-        assert!(done(write, &Err(Failure::NoSpace), false, || 2 * PLENTY_BYTES).is_err());
-        let beside = |operation| done(operation, &Err(Failure::NoSpace), true, FULL);
+        assert!(done(write, &Err(Failure::NoSpace), false, || 2 * PLENTY_BYTES, BEGUN).is_err());
+        let beside = |operation| done(operation, &Err(Failure::NoSpace), true, FULL, BEGUN);
         assert!(beside(xattr.clone()).is_ok_and(|done| done.refused));
         let delete = Operation::DeleteSnapshot { of: Subvolume::Root, name: Name(1) };
         assert!(beside(delete).is_err() && beside(Operation::Sync).is_err());
-        let other =
-            done(xattr.clone(), &Err(Failure::NoAttribute), true, FULL).map(|done| done.operation);
+        let other = done(xattr.clone(), &Err(Failure::NoAttribute), true, FULL, BEGUN)
+            .map(|done| done.operation);
         assert_eq!(other, Ok(xattr));
     }
 
@@ -145,16 +148,19 @@ mod tests {
     fn steps_before_the_refused_one_are_done() {
         let range =
             |mode| Operation::Allocate { target: target(), offset_bytes: 1, length_bytes: 2, mode };
-        let zero = done(range(Allocate::Zero), &Err(Failure::NoSpace), false, FULL);
+        let zero = done(range(Allocate::Zero), &Err(Failure::NoSpace), false, FULL, BEGUN);
         assert!(zero.is_ok_and(|done| done.refused && done.operation == range(Allocate::Punch)));
+        let none = done(range(Allocate::Zero), &Err(Failure::NoSpace), true, FULL, |_| false);
+        let refused = Operation::Refused(Box::new(range(Allocate::Zero)));
+        assert!(none.is_ok_and(|done| done.operation == refused));
         let pieces = |count| Operation::Scatter {
             target: target(),
             pieces: Pieces { first_block: 0, count, stride_blocks: 2, bytes: 1 },
             tag: Tag { client: 0, operation: 0 },
         };
-        let some = done(pieces(9), &Ok(Value::Count(4)), false, FULL);
+        let some = done(pieces(9), &Ok(Value::Count(4)), false, FULL, BEGUN);
         assert!(some.is_ok_and(|done| done.refused && done.operation == pieces(4)));
-        let all = done(pieces(9), &Ok(Value::Count(9)), false, FULL);
+        let all = done(pieces(9), &Ok(Value::Count(9)), false, FULL, BEGUN);
         assert!(all.is_ok_and(|done| !done.refused && done.operation == pieces(9)));
     }
 }

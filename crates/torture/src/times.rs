@@ -105,10 +105,10 @@ impl Touched {
                 let before = history.times_of(node);
                 self.check(node, is_directory, before, &times)
                     .map_err(|error| format!("{place:?}: {error}"))?;
-                history.note_times(
-                    node,
-                    NotedTimes { times, begun: self.data.contains(&node).then_some(self.begun) },
-                );
+                // A fork may be made again, and so may its name.
+                let has_steps = self.data.contains(&node) || self.fork.is_some();
+                let begun = has_steps.then_some(self.begun);
+                history.note_times(node, NotedTimes { times, begun });
             }
         }
         let copied = self.fork.as_ref().map(|fork| history.copy_times(fork)).unwrap_or_default();

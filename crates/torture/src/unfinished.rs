@@ -2,8 +2,9 @@
 //! is inside of one when that is used.
 use crate::crash::expect_clean_but_for;
 use crate::found::Found;
+use crate::refusal::PLENTY_BYTES;
 use cairn_blockdev::BlockDevice;
-use cairn_engine::{Volume, VolumeOptions};
+use cairn_engine::{Error, Volume, VolumeOptions};
 use cairn_fsck::PassId;
 use std::sync::Arc;
 
@@ -37,6 +38,16 @@ pub fn expect_removals_to_end(volume: &Volume) -> Result<(), String> {
     Ok(())
 }
 
+/// Whether a removal may have to wait for space: on a full volume with snapshots, if only those
+/// that forks need, it gives nothing back.
+fn lacks_space(volume: &Volume) -> Result<bool, Error> {
+    let space = volume.space();
+    let available_bytes = space.available_blocks * u64::from(space.block_size);
+    let has_forks = volume.subvolumes()?.iter().any(|info| info.origin.is_some());
+    let has_snapshots = has_forks || !volume.snapshotted_subvolumes()?.is_empty();
+    Ok(has_snapshots && available_bytes < PLENTY_BYTES)
+}
+
 /// What a crash left unfinished in subvolumes that nobody has opened is done once somebody has, in
 /// the background. Before, the device was opened for writing and closed in order.
 ///
@@ -48,11 +59,12 @@ pub fn finish_orphans(
     let options = VolumeOptions { background: true, ..recovery_options() };
     let volume = Volume::open(open()?, options).map_err(|error| format!("opening: {error}"))?;
     Found::read(&volume)?;
+    let may_wait = lacks_space(&volume).map_err(|error| error.to_string())?;
     volume.close().map_err(|error| format!("closing after unfinished removals: {error}"))?;
     drop(volume);
     // Data that could not be written may be missing.
     let left = expect_clean_but_for(&*open()?, Some(PassId::Data))?.orphans;
-    if left > 0 {
+    if left > 0 && !may_wait {
         return Err(format!("{left} removals or truncations do not go on after a crash"));
     }
     Ok(())

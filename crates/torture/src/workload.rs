@@ -2,7 +2,7 @@
 use crate::generator::{Generator, Profile};
 use crate::history::{Acknowledgement, ClientHistory, Span};
 use crate::model::{Failure, Layout, Model, Outcome, Value};
-use crate::operation::{Operation, listing};
+use crate::operation::{Operation, Target, listing};
 use crate::refusal::{self, Done};
 use crate::runner::Runner;
 use crate::times::{Touched, now};
@@ -119,7 +119,13 @@ impl Client {
         let at = device.history_len();
         let Done { operation, refused } = {
             let snapshots = self.generator.takes_snapshots();
-            refusal::done(operation, &found, snapshots, || runner.available_bytes())?
+            let has_begun = |target: &Target| {
+                let node = self.model.target(target).ok();
+                let before = node.and_then(|node| self.history.times_of(node));
+                before.is_none_or(|before| runner.times(target) != Some(before))
+            };
+            let available = || runner.available_bytes();
+            refusal::done(operation, &found, snapshots, available, has_begun)?
         };
         let (expected, effects) = self.model.apply(&operation);
         if refused {

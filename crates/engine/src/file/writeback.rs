@@ -239,9 +239,9 @@ impl Files {
             match self.write_pieces(inode, &batch, step) {
                 Ok(written) => drop_front(&mut batch.segments, written),
                 // The data was accepted, so there is space for it: piece by piece, and with the
-                // help of the reserve.
+                // help of the reserve, whoever has what it replaces.
                 Err(Error::NoSpace) if step.pieces_max > 1 => {
-                    let effort = if effort == Effort::Reclaim { effort } else { Effort::Removal };
+                    let effort = if effort == Effort::Reclaim { effort } else { Effort::Cleanup };
                     step = Step { effort, delivery, pieces_max: 1 };
                 }
                 Err(error) => {

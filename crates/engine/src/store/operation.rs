@@ -37,7 +37,8 @@ pub(crate) enum Effort {
     /// Gives more back than it takes: waits for commits, may use the global reserve but for the
     /// commit's part.
     Removal,
-    /// As `Removal`, also where snapshots or an origin are: what it removes comes back.
+    /// As `Removal`, also where snapshots or an origin are: what it removes comes back, or it
+    /// writes data that was accepted and can't be written otherwise.
     Cleanup,
     /// Runs on a thread of space reclaim, on which others wait: as `Removal`, but waits for
     /// nothing.
