@@ -65,7 +65,7 @@ fn the_generator_reaches_successes_and_failures() {
         largest = largest.max(of_model(&model).names.len());
     }
     assert!(succeeded > 3500, "only {succeeded} of 6000 operations succeeded");
-    assert!(replaced > 30, "only {replaced} files were replaced");
+    assert!(replaced > 15, "only {replaced} files were replaced");
     assert!(largest > 25, "never more than {largest} names");
     let expected = [
         Failure::NotFound,

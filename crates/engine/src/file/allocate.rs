@@ -114,6 +114,8 @@ impl Files {
         end_bytes: u64,
         times: WriteTimes,
     ) -> Result<()> {
+        // A full volume refuses it here, or not at all: beside snapshots it may give nothing back.
+        drop(self.store.begin_batch(inode.number, 3, 0, Effort::Removal)?);
         let size = self.read_inode(inode)?.item.size;
         let whole = whole_blocks_of(offset_bytes..end_bytes);
         let visible_end = end_bytes.min(size.next_multiple_of(BLOCK));
@@ -130,7 +132,7 @@ impl Files {
         self.settle_truncation(inode)?;
         loop {
             let (mut operation, batch) =
-                self.store.begin_batch(inode.number, 3, 0, Effort::Removal)?;
+                self.store.begin_batch(inode.number, 3, 0, Effort::Cleanup)?;
             let mut state = self.write_inode(inode)?;
             // Under its lock the inode has no data behind its size.
             let file_end = state.item.size.next_multiple_of(BLOCK).max(end_bytes);
