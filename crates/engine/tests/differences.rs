@@ -328,6 +328,8 @@ fn what_has_no_name_is_not_listed() {
     let open_directory = directory(&volume, root, b"directory");
     let first = snapshot(&volume, "first");
     volume.remove_directory(root, b"directory").unwrap();
+    let mode = AttributeChange { mode: Some(0o700), ..AttributeChange::default() };
+    volume.set_attributes(open_directory, &mode).unwrap();
     let unnamed = volume.create_unnamed(root, &FILE).unwrap().inode;
     volume.write(unnamed, 0, b"1").unwrap();
     let middle = snapshot(&volume, "middle");

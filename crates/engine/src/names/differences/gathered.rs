@@ -233,3 +233,42 @@ impl Current {
         }
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    fn extent(start: u64, blocks: u64, generation: u64) -> Extent {
+        Extent {
+            start: BlockNumber(start),
+            blocks,
+            kind: ExtentKind::Unwritten,
+            generation: Generation(generation),
+            written: Generation(generation),
+            checksums: Vec::new(),
+        }
+    }
+
+    fn runs(extents: &[(u64, Extent)], size_blocks: u64) -> Vec<Run> {
+        let mut runs = Runs::default();
+        extents.iter().for_each(|(at, extent)| runs.push(*at, extent));
+        runs.up_to(size_blocks * 4096).collect()
+    }
+
+    #[test]
+    fn how_extents_are_cut_does_not_matter() {
+        let whole = [(3, extent(100, 10, 7))];
+        let cut = [(3, extent(100, 4, 7)), (7, extent(104, 6, 7))];
+        assert!(runs(&whole, 50) == runs(&cut, 50));
+        // What lies behind the end does not either.
+        assert!(runs(&whole, 7) == runs(&cut[..1], 7));
+        assert!(runs(&whole, 8) != runs(&cut[..1], 8));
+        assert!(runs(&whole, 3).is_empty());
+        for other in [(7, extent(105, 6, 7)), (8, extent(104, 6, 7)), (7, extent(104, 6, 8))] {
+            assert!(runs(&whole, 50) != runs(&[cut[0].clone(), other], 50));
+        }
+        let mut written = extent(104, 6, 7);
+        written.written = Generation(9);
+        assert!(runs(&whole, 50) != runs(&[cut[0].clone(), (7, written)], 50));
+    }
+}
