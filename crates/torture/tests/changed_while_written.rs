@@ -62,8 +62,8 @@ fn pause(random: &mut Seeded) {
     }
 }
 
-/// Whether the file is durable. A mount asks first whether an fsync has anything to do; a client may
-/// ask that again and again, and at last have it done, or not.
+/// Whether the file is durable. A mount asks first whether an fsync has anything to do; a client
+/// may ask that again and again, and at last have it done, or not.
 fn is_durable(volume: &Volume, inode: InodeId, random: &mut Seeded) -> bool {
     let kind = if random.chance(2, 3) { FsyncKind::DataOnly } else { FsyncKind::Full };
     for _ in 0..random.below(4) {
