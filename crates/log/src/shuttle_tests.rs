@@ -12,8 +12,8 @@ use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::simulation::schedules;
 use cairn_environment::{Rank, thread};
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, EntryFlags, Generation, Geometry, InodeNumber, ItemKind,
-    Key, LogPosition, LogSeq, TREE_FILES, VolumeId,
+    BLOCK_SIZE, BlockNumber, BlockRange, Checkpoint, EntryFlags, Generation, Geometry, InodeNumber,
+    ItemKind, Key, LogPosition, LogSeq, TREE_FILES, VolumeId,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -55,6 +55,16 @@ fn log_with(
     flush: FlushPolicy,
     hard_limit_bytes: u64,
 ) -> Arc<Log> {
+    log_from(requests, device, flush, hard_limit_bytes, Arc::new(AtomicU64::new(3)))
+}
+
+fn log_from(
+    requests: &Arc<Requests>,
+    device: Arc<dyn BlockDevice>,
+    flush: FlushPolicy,
+    hard_limit_bytes: u64,
+    next_inode: Arc<AtomicU64>,
+) -> Arc<Log> {
     let geometry = geometry();
     let start = LogStart {
         epoch: 1,
@@ -75,15 +85,7 @@ fn log_with(
         flush,
         ..LogOptions::for_geometry(&geometry)
     };
-    Log::new(
-        device,
-        VolumeId([1; 16]),
-        geometry,
-        start,
-        Arc::new(AtomicU64::new(3)),
-        Box::new(request),
-        options,
-    )
+    Log::new(device, VolumeId([1; 16]), geometry, start, next_inode, Box::new(request), options)
 }
 
 fn requests() -> Arc<Requests> {
@@ -519,4 +521,81 @@ fn an_abort_reaches_the_groups_in_flight() {
 #[test]
 fn a_failed_flush_reaches_the_groups_in_flight() {
     check(iterations(), |flush| on_a_slow_device(flush, End::FlushFails));
+}
+
+/// A device that decodes each checkpoint as it is written: a crash may make any of them the last
+/// one, so each alone must be right.
+struct CheckpointReader {
+    device: MemoryDevice,
+    found: AtomicU64,
+}
+
+impl CheckpointReader {
+    /// What the format says of a checkpoint, of all that begin in a write.
+    fn check(&self, offset_bytes: u64, bytes: &[u8]) {
+        let ring = geometry().log();
+        let mut at = 0;
+        while at < bytes.len() {
+            let block = (offset_bytes as usize + at) / BLOCK_SIZE;
+            let Some(ring_block) = (block as u64).checked_sub(ring.start.0) else { return };
+            let rest = &bytes[at..];
+            let length = Checkpoint::blocks_announced(&rest[..BLOCK_SIZE])
+                .map_or(BLOCK_SIZE, |blocks| blocks as usize * BLOCK_SIZE);
+            let whole = rest.get(..length).map(<[u8]>::to_vec);
+            let decoded = whole
+                .and_then(|bytes| Checkpoint::decode(bytes, VolumeId([1; 16]), ring_block).ok());
+            if let Some(checkpoint) = decoded {
+                let next = checkpoint.header.next_inode;
+                let used = checkpoint.entries().map(|entry| entry.key.inode).max();
+                assert!(
+                    used.is_none_or(|used| used < next),
+                    "the next inode number is {next}, and the checkpoint has inode {used:?}"
+                );
+                self.found.fetch_add(1, Ordering::SeqCst);
+            }
+            at += length;
+        }
+    }
+}
+
+impl BlockDevice for CheckpointReader {
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        self.check(offset_bytes, &buffers.concat());
+        self.device.write(offset_bytes, buffers)
+    }
+
+    cairn_blockdev::forward_to_device!(self => self.device;
+        read, flush, discard, length_bytes, flush_time);
+}
+
+/// Clients create inodes: each takes a number and logs its items, while others lead groups.
+#[test]
+fn each_checkpoint_alone_follows_the_format() {
+    check(iterations() / 2, |flush| {
+        let device = Arc::new(CheckpointReader {
+            device: MemoryDevice::new(16 << 20),
+            found: AtomicU64::new(0),
+        });
+        let next_inode = Arc::new(AtomicU64::new(3));
+        let used = Arc::clone(&device) as Arc<dyn BlockDevice>;
+        let log = log_from(&requests(), used, flush, 1 << 20, Arc::clone(&next_inode));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (log, next_inode) = (Arc::clone(&log), Arc::clone(&next_inode));
+                thread::spawn("client", move || {
+                    for _ in 0..2 {
+                        let number = InodeNumber(next_inode.fetch_add(1, Ordering::Relaxed));
+                        let mut batch = Batch::new();
+                        let key = Key::new(number, ItemKind::Symlink, 0);
+                        batch.put(TREE_FILES, key, &[1], EntryFlags::default());
+                        let sequence = log.insert(&mut batch);
+                        log.wait_durable(sequence).unwrap();
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        log.stop();
+        assert!(device.found.load(Ordering::SeqCst) > 0);
+    });
 }

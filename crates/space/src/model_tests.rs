@@ -16,20 +16,58 @@ enum State {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Reserve { data_blocks: u64, nodes: u64, urgency: Urgency },
+    Reserve {
+        data_blocks: u64,
+        nodes: u64,
+        urgency: Urgency,
+    },
     Drop(usize),
     GiveBack(usize),
     SplitAndMerge(usize, usize),
-    AllocateData { reservation: usize, blocks: u64, goal: Option<u64> },
+    AllocateData {
+        reservation: usize,
+        blocks: u64,
+        goal: Goal,
+    },
     AllocateNode(usize),
     Reference(usize),
     Cancel(usize),
-    Free { extent: usize, blocks: u64 },
+    /// A part of what was written, which need not be what was allocated in one piece.
+    Free {
+        extent: usize,
+        skip: u64,
+        blocks: u64,
+    },
     FreeNode(usize),
     Cut,
     Unpin,
-    HoldFree { from: u64, blocks: u64 },
+    HoldFree {
+        from: u64,
+        blocks: u64,
+    },
     ReleaseHeld(usize),
+}
+
+/// Where data is wanted.
+#[derive(Clone, Copy, Debug)]
+enum Goal {
+    Anywhere,
+    At(u64),
+    /// Up to the border between two groups, or from there on.
+    BeforeBorder,
+    BehindBorder,
+    /// Behind data that is there, as a file grows.
+    Behind(usize),
+}
+
+fn goals() -> impl Strategy<Value = Goal> {
+    prop_oneof![
+        2 => Just(Goal::Anywhere),
+        2 => (0..22_000_u64).prop_map(Goal::At),
+        2 => Just(Goal::BeforeBorder),
+        2 => Just(Goal::BehindBorder),
+        4 => (0..1000_usize).prop_map(Goal::Behind),
+    ]
 }
 
 fn urgencies() -> impl Strategy<Value = Urgency> {
@@ -50,12 +88,13 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => index.clone().prop_map(Step::Drop),
         1 => index.clone().prop_map(Step::GiveBack),
         1 => (index.clone(), index.clone()).prop_map(|(from, to)| Step::SplitAndMerge(from, to)),
-        6 => (index.clone(), prop_oneof![1..4_u64, 1..400_u64], prop::option::of(0..22_000_u64))
+        6 => (index.clone(), prop_oneof![1..4_u64, 1..400_u64], goals())
             .prop_map(|(reservation, blocks, goal)| Step::AllocateData { reservation, blocks, goal }),
         6 => index.clone().prop_map(Step::AllocateNode),
-        4 => index.clone().prop_map(Step::Reference),
+        6 => index.clone().prop_map(Step::Reference),
         1 => index.clone().prop_map(Step::Cancel),
-        3 => (index.clone(), 1..300_u64).prop_map(|(extent, blocks)| Step::Free { extent, blocks }),
+        3 => (index.clone(), prop_oneof![Just(0), 0..300_u64], prop_oneof![1..300_u64, Just(u64::MAX)])
+            .prop_map(|(extent, skip, blocks)| Step::Free { extent, skip, blocks }),
         3 => index.clone().prop_map(Step::FreeNode),
         1 => Just(Step::Cut),
         1 => Just(Step::Unpin),
@@ -148,7 +187,21 @@ impl Model {
         }
     }
 
-    fn allocate_data(&mut self, index: usize, blocks: u64, goal: Option<u64>) {
+    fn goal(&self, goal: Goal, blocks: u64) -> Option<u64> {
+        match goal {
+            Goal::Anywhere => None,
+            Goal::At(block) => Some(block),
+            Goal::BeforeBorder => Some(Geometry::GROUP_BLOCKS - blocks),
+            Goal::BehindBorder => Some(Geometry::GROUP_BLOCKS),
+            Goal::Behind(index) => {
+                let all: Vec<_> = self.in_flight.iter().chain(&self.extents).collect();
+                all.get(index.checked_rem(all.len())?).map(|range| range.end().0)
+            }
+        }
+    }
+
+    fn allocate_data(&mut self, index: usize, blocks: u64, goal: Goal) {
+        let goal = self.goal(goal, blocks);
         let held = self.reservations[index].data_blocks();
         let allocated =
             self.space.allocate_data(&self.reservations[index], blocks, goal.map(BlockNumber));
@@ -179,8 +232,26 @@ impl Model {
         self.nodes.push((address, self.running));
     }
 
-    fn free_extent(&mut self, index: usize, blocks: u64) {
+    /// Data that is written; a file may join it with what is beside it.
+    fn add_extent(&mut self, mut range: BlockRange) {
+        while let Some(index) = self
+            .extents
+            .iter()
+            .position(|other| other.end() == range.start || range.end() == other.start)
+        {
+            let other = self.extents.swap_remove(index);
+            range = BlockRange::new(range.start.min(other.start), range.blocks + other.blocks);
+        }
+        self.extents.push(range);
+    }
+
+    fn free_extent(&mut self, index: usize, skip: u64, blocks: u64) {
         let extent = self.extents.swap_remove(index);
+        let skip = skip.min(extent.blocks - 1);
+        if skip > 0 {
+            self.extents.push(BlockRange::new(extent.start, skip));
+        }
+        let extent = BlockRange::new(BlockNumber(extent.start.0 + skip), extent.blocks - skip);
         let freed = BlockRange::new(extent.start, blocks.min(extent.blocks));
         self.space.free(freed, Generation(self.running)).unwrap();
         self.change(freed, State::Referenced, State::Pinned(self.running));
@@ -282,6 +353,10 @@ impl Model {
             | Step::SplitAndMerge(index, _) => pick(&self.reservations, index),
             Step::AllocateData { reservation, .. } => pick(&self.reservations, reservation),
             Step::Reference(index) | Step::Cancel(index) => pick(&self.in_flight, index),
+            // Often the longest: most that files join are parts of it.
+            Step::Free { extent, .. } if extent % 2 == 0 => {
+                (0..self.extents.len()).max_by_key(|&index| self.extents[index].blocks)
+            }
             Step::Free { extent, .. } => pick(&self.extents, extent),
             Step::FreeNode(index) => pick(&self.nodes, index),
             Step::ReleaseHeld(index) => pick(&self.held, index),
@@ -311,14 +386,14 @@ impl Model {
                 let range = self.in_flight.swap_remove(index);
                 self.space.reference(range);
                 self.change(range, State::InFlight, State::Referenced);
-                self.extents.push(range);
+                self.add_extent(range);
             }
             Step::Cancel(_) => {
                 let range = self.in_flight.swap_remove(index);
                 self.space.cancel(range);
                 self.change(range, State::InFlight, State::Free);
             }
-            Step::Free { blocks, .. } => self.free_extent(index, blocks),
+            Step::Free { skip, blocks, .. } => self.free_extent(index, skip, blocks),
             Step::FreeNode(_) => self.free_node(index),
             Step::Cut => self.cut(),
             Step::Unpin => self.unpin(),
@@ -386,11 +461,15 @@ impl Model {
     }
 }
 
-fn run(volume_bytes: u64, steps: Vec<Step>) {
+/// With `alone` each step is cut off from the others: what it alone changes must be written.
+fn run(volume_bytes: u64, steps: Vec<Step>, alone: bool) {
     let mut model = Model::new(volume_bytes);
     for step in steps {
         model.step(step);
         model.check();
+        if alone {
+            model.cut();
+        }
     }
     model.exhaust_reservations();
     model.reopen();
@@ -400,13 +479,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn one_small_group_behaves_like_the_model(steps in vec(steps(), 1..300)) {
-        run(16 << 20, steps);
+    fn one_small_group_behaves_like_the_model(steps in vec(steps(), 1..300), alone: bool) {
+        run(16 << 20, steps, alone);
     }
 
     #[test]
-    fn two_groups_behave_like_the_model(steps in vec(steps(), 1..120)) {
-        run(70 << 20, steps);
+    fn two_groups_behave_like_the_model(steps in vec(steps(), 1..250), alone: bool) {
+        run(70 << 20, steps, alone);
     }
 }
 

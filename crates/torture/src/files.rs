@@ -1,7 +1,10 @@
 //! Small helpers on files of a volume, for tests that need no model.
 use crate::colliding::HASH_SEED;
+use crate::contents::BLOCK_BYTES;
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{Error, FileType, FsyncKind, InodeId, NewInode, Volume, XattrMode};
+use cairn_engine::{
+    AllocateMode, Error, FileType, FsyncKind, InodeId, NewInode, Volume, XattrMode,
+};
 use cairn_environment::random::Seeded;
 use std::collections::BTreeMap;
 
@@ -74,6 +77,36 @@ pub fn expect_files(volume: &Volume, expected: &BTreeMap<Vec<u8>, Vec<u8>>) -> R
         }
     }
     Ok(())
+}
+
+/// What `df` calls available can be had: nothing else holds it. Everything is committed, and no
+/// thread works on the volume.
+///
+/// # Errors
+/// How much is missing, or what went wrong.
+pub fn expect_room(volume: &Volume) -> Result<(), String> {
+    const NAME: &[u8] = b"all the room";
+    /// Of a fragmented volume the items of so many extents need some of it.
+    const LEAST_PERCENT: u64 = 95;
+    let available = volume.space().available_blocks;
+    let wrong = |error: Error| format!("taking the room that is left: {error}");
+    let file = create(volume, NAME, b"").map_err(wrong)?;
+    let (mut taken, mut step) = (0, available);
+    while step > 0 {
+        let mode = AllocateMode::Allocate { keep_size: true };
+        match volume.allocate(file, taken * BLOCK_BYTES, step * BLOCK_BYTES, mode) {
+            Ok(()) => taken += step,
+            Err(Error::NoSpace) => {}
+            Err(error) => return Err(wrong(error)),
+        }
+        step = (available - taken).min(step / 2);
+    }
+    volume.forget(file, 1);
+    volume.unlink(volume.root(), NAME).and_then(|()| volume.commit()).map_err(wrong)?;
+    if taken * 100 >= available * LEAST_PERCENT {
+        return Ok(());
+    }
+    Err(format!("of {available} available blocks only {taken} can be had"))
 }
 
 /// Makes files in any of the directories until nothing fits any more. Removed subvolumes of other

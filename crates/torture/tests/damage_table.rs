@@ -613,3 +613,55 @@ fn a_superblock_in_the_wrong_place_is_not_taken() {
     assert!(Superblock::decode(&bytes, other).is_ok() && Superblock::decode(&bytes, slot).is_err());
     assert!(Superblock::decode(&bytes, BlockNumber(other.0 + 1)).is_err());
 }
+
+/// Changes that make one checkpoint of any length: of one block, or of several times what a reader
+/// of the log reads at once.
+fn lengthen(volume: &Volume, random: &mut Seeded) {
+    const VALUES_MAX: u64 = 8;
+    const VALUE_BYTES_MAX: u64 = 65_536;
+    let (values, most) = match random.chance(1, 2) {
+        true => (1 + random.below(VALUES_MAX), VALUE_BYTES_MAX),
+        false => (1, 20_000),
+    };
+    for number in 0..values {
+        let value = vec![number as u8; random.below(most) as usize];
+        let name = format!("user.{number}");
+        volume.set_xattr(volume.root(), name.as_bytes(), &value, XattrMode::Any).expect("space");
+    }
+    volume.sync().expect("it is healthy");
+}
+
+/// Each checkpoint of logs whose checkpoints have all lengths: a mount refuses what lacks one that
+/// was flushed, and fsck finds that, however long those are that prove it.
+#[test]
+fn a_checkpoint_that_is_lost_is_found_whichever_follow() {
+    let mut random = Seeded::new(seed_from_environment());
+    for round in 0..12 {
+        let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
+        format(&*device, 4 * LOG_BYTES).expect("a new volume");
+        let volume = open(&device, false).expect("it opens");
+        (0..2 + random.below(4)).for_each(|_| lengthen(&volume, &mut random));
+        let device = device.snapshot();
+        let references = References::of(&device);
+        let mut lost: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        for (block, reference) in &references.blocks {
+            if let Reference::Checkpoint(number) = reference {
+                lost.entry(*number).or_default().push(*block);
+            }
+        }
+        let lengths: Vec<usize> = lost.values().map(Vec::len).collect();
+        for (number, blocks) in lost {
+            let damaged = Arc::new(device.snapshot());
+            let block = blocks[random.below(blocks.len() as u64) as usize];
+            damaged.write(block * BLOCK, &[&[0; BLOCK as usize]]).expect("it is healthy");
+            let finds = fsck(&damaged, false).is_none_or(|report| report.errors > 0);
+            let refused = open(&damaged, false).is_err();
+            let must_be = number + 1 < references.checkpoints;
+            assert_eq!(
+                (refused, finds),
+                (must_be, must_be),
+                "round {round}, checkpoint {number} of lengths {lengths:?}: (refused, found)"
+            );
+        }
+    }
+}

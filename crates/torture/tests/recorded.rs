@@ -105,8 +105,24 @@ fn the_file_holds_what_was_written() {
     assert!(recorder.unflushed().is_empty());
 }
 
+/// A write, or a set of as many as these, one behind the other.
+fn write_in_pieces(file: &FileDevice, offset_bytes: u64, data: &[u8], pieces: Option<u64>) {
+    let Some(pieces) = pieces else {
+        return file.write(offset_bytes, &[data]).expect("written");
+    };
+    let piece = (data.len() as u64 / BLOCK).div_ceil(pieces) * BLOCK;
+    let set: Vec<SetWrite<'_>> = (0..)
+        .zip(data.chunks(piece as usize))
+        .map(|(number, part)| SetWrite {
+            offset_bytes: offset_bytes + number * piece,
+            buffers: vec![part],
+        })
+        .collect();
+    assert!(file.write_set(&set).iter().all(Result::is_ok));
+}
+
 /// Four threads write into one chunk of 4 MiB at once. Two write 512 KiB into its holes, the others
-/// a block, and the first of these fills the chunk's holes.
+/// a block, and the first of these fills the chunk's holes. Each write is a call or a set.
 #[test]
 fn holes_are_never_filled_over_data() {
     if !can_mount() {
@@ -118,6 +134,7 @@ fn holes_are_never_filled_over_data() {
     for round in 0..24 {
         let (file, _recorder) = opened(seed ^ round);
         let file = Arc::new(file);
+        let mut random = Seeded::new(seed ^ round);
         let places = (0..FILE_BYTES / CHUNK_BYTES).flat_map(|chunk| {
             [LARGE_BYTES, LARGE_BYTES, BLOCK_BYTES, BLOCK_BYTES].into_iter().zip(0..).map(
                 move |(length, number)| (chunk * CHUNK_BYTES + number * LARGE_BYTES as u64, length),
@@ -127,9 +144,10 @@ fn holes_are_never_filled_over_data() {
         for at_once in places.chunks(4) {
             let writer = |&(offset, length): &(u64, usize)| {
                 let file = Arc::clone(&file);
+                let pieces = random.chance(2, 3).then(|| 1 + random.below(2));
                 thread::spawn("writer", move || {
                     let data = AlignedBuffer::copy_of(&vec![1; length]);
-                    file.write(offset, &[&data]).expect("written");
+                    write_in_pieces(&file, offset, &data, pieces);
                 })
             };
             let writers: Vec<_> = at_once.iter().map(writer).collect();

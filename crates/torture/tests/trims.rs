@@ -4,8 +4,8 @@
 //! The judge shares no code with the allocator: a device records every request, and the bitmaps
 //! that a superblock on the device refers to say which blocks are free. fsck checks that these
 //! bitmaps and the trees agree, and reads all data: discarded blocks hold garbage.
-use cairn_blockdev::simulated::{EventInfo, Fate, WriteInfo};
-use cairn_blockdev::{BlockDevice, SimulatedDevice};
+use cairn_blockdev::simulated::{EventInfo, Fate, RequestInfo, WriteInfo};
+use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{AllocateMode, Error, FsyncKind, InodeId, Volume, VolumeOptions};
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::random::Seeded;
@@ -14,7 +14,7 @@ use cairn_format::{BLOCK_SIZE, Bitmap, BlockNumber, Geometry, Superblock};
 use cairn_fsck::{CheckOptions, check};
 use cairn_torture::contents::{Tag, pattern};
 use cairn_torture::crash::expect_clean;
-use cairn_torture::files::{create, expect_files, format};
+use cairn_torture::files::{create, expect_files, expect_room, format};
 use cairn_torture::seed_from_environment;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -206,11 +206,38 @@ fn expect_harmless(
     }
 }
 
+/// A trim whose device fails the discard behind `after` others, or all from there on, reports that.
+/// Whether one failed.
+fn fail_a_trim(
+    volume: &Volume,
+    device: &SimulatedDevice,
+    range: Range<u64>,
+    after: u64,
+    lasting: bool,
+) -> bool {
+    let (failed, flag) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (failures, seen) = (Arc::clone(&failed), Arc::clone(&flag));
+    device.fail_when(move |request: &RequestInfo| {
+        let fails = request.operation == Operation::Discard && {
+            let number = seen.fetch_add(1, Ordering::SeqCst);
+            number == after || lasting && number > after
+        };
+        failures.fetch_add(u64::from(fails), Ordering::SeqCst);
+        fails
+    });
+    let result = volume.trim(range, 0);
+    device.clear_failures();
+    let failed = failed.load(Ordering::SeqCst) > 0;
+    assert_eq!(result.is_err(), failed, "a trim whose device fails reports {result:?}");
+    failed
+}
+
+/// What a trim promises, it keeps also after others that failed: these took nothing away.
 #[test]
 fn a_trim_discards_the_free_blocks_that_it_was_asked_for_and_no_others() {
     let seed = seed_from_environment();
     let mut random = Seeded::new(seed);
-    let (mut whole, mut parts, mut kept) = (0, 0, 0);
+    let (mut whole, mut parts, mut kept, mut failed) = (0, 0, 0, 0);
     for round in 0..12 {
         let bytes = [24 << 20, 40 << 20, 90 << 20][random.below(3) as usize];
         let device = Arc::new(SimulatedDevice::new(bytes));
@@ -232,6 +259,12 @@ fn a_trim_discards_the_free_blocks_that_it_was_asked_for_and_no_others() {
                 }
             };
             let when = format!("CAIRN_SEED={seed}: round {round}.{part}, {range:?}, {least}");
+            for _ in 0..random.below(3) {
+                let start = random.below(bytes);
+                let range = [0..u64::MAX, start..u64::MAX][random.below(2) as usize].clone();
+                let (after, lasting) = (random.below(4), random.chance(1, 2));
+                failed += u32::from(fail_a_trim(&volume, &device, range, after, lasting));
+            }
             device.start_recording();
             let reported = volume.trim(range.clone(), least).expect("a trim");
             let found = discards(&device, 0);
@@ -290,10 +323,14 @@ fn a_trim_discards_the_free_blocks_that_it_was_asked_for_and_no_others() {
             expect_harmless(&device, &found, &mut random, &when);
             expect_files(&volume, &files).unwrap_or_else(|error| panic!("{when}: {error}"));
         }
+        volume.commit().expect("a commit");
+        expect_room(&volume).unwrap_or_else(|error| panic!("round {round}: {error}"));
         volume.close().expect("it closes");
     }
-    eprintln!("{whole} whole trims, {parts} of a part, {kept} runs that were too short");
-    assert!(whole > 0 && parts > 0 && kept > 0);
+    eprintln!(
+        "{whole} whole trims, {parts} of a part, {kept} runs that were too short; {failed} failed"
+    );
+    assert!(whole > 0 && parts > 0 && kept > 0 && failed > 0);
 }
 
 /// What the device knows of a block.
