@@ -19,8 +19,8 @@ pub const EXIT_FAILURE: u8 = 2;
 
 /// What differs between two snapshots of a subvolume, or a snapshot and the subvolume.
 ///
-/// It takes about as long as what differs needs, however large the subvolume is. Of each path there
-/// is a line, below the root directory of the subvolume, which itself is ".":
+/// The time is in proportion to what differs, but for the search for the names of changed files.
+/// Of each path there is a line, below the root directory of the subvolume, which itself is ".":
 ///
 ///     + PATH              is new
 ///     - PATH              is gone
