@@ -48,8 +48,8 @@ fn of_source(client: &ClientHistory, node: NodeId, length: usize) -> Option<(usi
         let at = (block * BLOCK_BYTES) as usize;
         let Some(length) = length.checked_sub(at).filter(|length| *length > 0) else { continue };
         let length = length.min(BLOCK_BYTES as usize);
-        let others = versions.iter().map(|(_, version)| version.as_ref());
-        for other in others.filter(|other| !same_bytes(own, *other, length)) {
+        let mut others = versions.iter().map(|(_, version)| version.as_ref());
+        if let Some(other) = others.find(|other| !same_bytes(own, *other, length)) {
             let other = other.map_or(vec![0; length], |other| other[..length].to_vec());
             return Some((at, other));
         }

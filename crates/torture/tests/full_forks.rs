@@ -20,6 +20,9 @@ const COPIES: u64 = 10;
 /// Points of a removal at which the power fails.
 const POINTS: usize = 20;
 
+/// In which directory a name stands, and the name.
+type Place = Option<(InodeId, Vec<u8>)>;
+
 /// A volume that has nothing, but all that stays for ever once there was a fork.
 fn start(background: bool) -> (Arc<SimulatedDevice>, (u64, u64)) {
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
@@ -42,7 +45,7 @@ fn start(background: bool) -> (Arc<SimulatedDevice>, (u64, u64)) {
 
 /// The root directories of all subvolumes, that of the volume first; each but that with where its
 /// name stands. All names stand in root directories.
-fn subvolumes(volume: &Volume) -> Vec<(InodeId, Option<(InodeId, Vec<u8>)>)> {
+fn subvolumes(volume: &Volume) -> Vec<(InodeId, Place)> {
     let mut found = vec![(volume.root(), None)];
     let mut next = 0;
     while let Some((directory, _)) = found.get(next).cloned() {
