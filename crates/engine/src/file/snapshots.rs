@@ -95,7 +95,8 @@ impl Files {
     pub(crate) fn finish_cleanups(&self, root: InodeId) -> Result<()> {
         for _ in 0..TRIES {
             let is_closing = || self.orphans.queue.is_closing();
-            match self.store.clean_up(root, is_closing) {
+            match self.store.clean_up(root, is_closing, |snapshot| self.unload_subvolume(snapshot))
+            {
                 // What was freed so far has to become durable first.
                 Err(Error::NoSpace) => self.store.commit()?,
                 Ok(()) if is_closing() => return Err(Error::Closed),
@@ -108,7 +109,11 @@ impl Files {
     /// Frees what the cleanups of a subvolume name. What can't be done stays for the next mount.
     pub(super) fn reap_dead_runs(&self, orphan: Orphan) {
         let done = if self.store.options.background {
-            self.store.clean_up(orphan.number, || self.orphans.queue.is_closing())
+            self.store.clean_up(
+                orphan.number,
+                || self.orphans.queue.is_closing(),
+                |snapshot| self.unload_subvolume(snapshot),
+            )
         } else {
             self.finish_cleanups(orphan.number)
         };

@@ -1,5 +1,5 @@
 //! What the next cut has to do about snapshots and forks, and the space for it.
-use crate::Result;
+use crate::{InodeId, Result};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
@@ -56,6 +56,9 @@ pub(crate) struct CutWork {
     pub(super) forks: Mutex<Vec<WantedFork>>,
     /// For the dead runs that the cut writes; operations bring it.
     pub(super) room: Mutex<Option<Reservation>>,
+    /// Root directories of deleted snapshots that somebody may still be reading, with their
+    /// subvolumes.
+    read: Mutex<Vec<(TreeId, InodeId)>>,
     /// The last transaction in which a snapshot was deleted.
     deleted_in: AtomicU64,
 }
@@ -66,6 +69,7 @@ impl CutWork {
             wanted: Mutex::new(Rank::LEAF, Vec::new()),
             forks: Mutex::new(Rank::LEAF, Vec::new()),
             room: Mutex::new(Rank::LEAF, None),
+            read: Mutex::new(Rank::LEAF, Vec::new()),
             deleted_in: AtomicU64::new(0),
         }
     }
@@ -73,6 +77,17 @@ impl CutWork {
     /// The running transaction deletes a snapshot; its cleanup is not in the tree yet.
     pub(super) fn note_deletion(&self, running: Generation) {
         self.deleted_in.fetch_max(running.0, Ordering::AcqRel);
+    }
+
+    /// The snapshot of `id` with the root directory `root` is deleted; somebody may be reading it.
+    pub(super) fn note_readers(&self, id: TreeId, root: InodeId) {
+        self.read.lock().push((id, root));
+    }
+
+    /// The snapshots of `id` that were noted since the last time.
+    pub(super) fn take_readers(&self, id: TreeId) -> Vec<InodeId> {
+        let mut read = self.read.lock();
+        read.extract_if(.., |(of, _)| *of == id).map(|(_, root)| root).collect()
     }
 
     /// The last transaction in which a snapshot was deleted, since the volume was opened.

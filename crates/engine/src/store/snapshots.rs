@@ -391,13 +391,20 @@ impl Store {
     }
 
     /// Frees what the cleanups of the subvolume with the root directory `root` name, unless
-    /// `interrupted` says that the volume is being closed: then the next mount goes on.
+    /// `interrupted` says that the volume is being closed: then the next mount goes on. First
+    /// `unload` waits for those who still read the snapshot with this root directory.
     ///
     /// # Errors
     /// [`Error::NoSpace`]: it is to be tried again after a commit.
-    pub(crate) fn clean_up(&self, root: InodeId, interrupted: impl Fn() -> bool) -> Result<()> {
+    pub(crate) fn clean_up(
+        &self,
+        root: InodeId,
+        interrupted: impl Fn() -> bool,
+        unload: impl Fn(InodeId),
+    ) -> Result<()> {
         let id = self.trees.subvolume(root)?.id;
         while let Some((newest, cleanup)) = self.trees.cleanups(id).next().transpose()? {
+            self.cut_work.take_readers(id).into_iter().for_each(&unload);
             if self.transactions.generation() <= self.cut_work.last_deletion() {
                 // What died before the deletion enters the lists with the cut.
                 self.commit()?;
@@ -512,8 +519,11 @@ impl Operation<'_> {
             records.tree()?.insert(&self.change(), key, &item.encode())?;
             return self.roots_without(id, generation, number);
         }
+        let roots = self.roots_without(id, generation, item.number)?;
+        // Before a thread that cleans up can come to it.
+        store.cut_work.note_readers(id, roots[1]);
         self.drop_snapshot(&records, generation)?;
-        self.roots_without(id, generation, item.number)
+        Ok(roots)
     }
 
     /// The snapshot has no name any more. Returns the root directories of the subvolume and of the

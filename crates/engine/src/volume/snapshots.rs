@@ -170,7 +170,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::CrossDevice`] if they are not of one subvolume or forks of it;
-    /// [`Error::InvalidArgument`] for an inode that is no root directory of a subvolume or snapshot;
+    /// [`Error::InvalidArgument`] for an inode that is no root of a subvolume or snapshot;
     /// [`Error::Stale`] if a snapshot was deleted; [`Error::NoSpace`] and the failure that stopped
     /// the volume, if a snapshot has to be made; [`Error::Damaged`], [`Error::Device`].
     pub fn differences(&self, old: InodeId, new: InodeId) -> Result<Vec<Difference>> {
