@@ -5,8 +5,8 @@
 //!   of snapshots may keep a node whose block is used again, and reads anew then.
 //! - A node that was read was validated: checksum, volume, address, and what its parent says
 //!   (`expected.rs`).
-//! - A freed node leaves the cache before its block is given back, so a block that is used again is
-//!   never served stale.
+//! - A freed node leaves the cache before its block is given back, unless several trees had it. A
+//!   new node takes the place of what was known of its block, so none is ever served stale.
 //! - The clean nodes stay within the limit, but for those in use; dirty nodes aren't limited here,
 //!   the commit is.
 //!

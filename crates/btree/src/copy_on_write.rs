@@ -2,8 +2,8 @@
 //!
 //! Invariants: a node of an older transaction is never changed: it is copied to a new place, and
 //! its blocks are given back once the running transaction is durable, or kept as a dead run if a
-//! snapshot has them; what a fork has inherited stays its origin's. A node that is given back
-//! leaves the cache before its blocks may be used again.
+//! snapshot has them; what a fork has inherited stays its origin's. A node that is given back, and
+//! that no other tree has, leaves the cache before its blocks may be used again.
 //!
 //! Lock discipline: a new node is locked exclusively when it is made, which needs no waiting. The
 //! allocator's locks are taken under node locks.
@@ -83,11 +83,14 @@ impl Tree {
         Ok(copy)
     }
 
-    /// Gives a node back that nothing refers to any more: first the cache forgets it, then its
-    /// blocks may be used again.
+    /// Gives a node back that nothing in this tree refers to any more: first the cache forgets it,
+    /// then its blocks may be used again. One that another tree may have, whose routes may lead to
+    /// it, stays in the cache like any other: such a node is found there as long as it is in use.
     pub(crate) fn release(&self, change: &Change<'_>, node: WriteNode) -> Result<(), TreeError> {
         node.handle.routes.forget();
-        self.cache.remove(&node.handle, change.generation);
+        if node.handle.generation > self.boundary.shared_until() {
+            self.cache.remove(&node.handle, change.generation);
+        }
         let (block, made_in) = (node.handle.block, node.handle.generation);
         let freed = self.space.free_node(block, made_in, &self.boundary, change.generation);
         freed.map_err(|source| self.space_error(source))

@@ -109,6 +109,8 @@ mod difference_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod order_tests;
 #[cfg(all(test, not(feature = "shuttle")))]
+mod own_tests;
+#[cfg(all(test, not(feature = "shuttle")))]
 mod page_tests;
 #[cfg(all(test, not(feature = "shuttle"), not(feature = "baselines")))]
 mod quick_tests;

@@ -17,6 +17,8 @@ use std::collections::BTreeMap;
 pub struct Boundary {
     origin: Generation,
     newest: AtomicU64,
+    /// The greatest that `newest` has been.
+    newest_seen: AtomicU64,
     list: AtomicU64,
 }
 
@@ -24,7 +26,8 @@ impl Boundary {
     /// Of a subvolume whose newest snapshot was made by `newest`, and began the list `list`.
     pub fn new(newest: Generation, list: u64) -> Self {
         let origin = Generation(0);
-        Self { origin, newest: AtomicU64::new(newest.0), list: AtomicU64::new(list) }
+        let [newest, newest_seen] = [newest.0; 2].map(AtomicU64::new);
+        Self { origin, newest, newest_seen, list: AtomicU64::new(list) }
     }
 
     /// The same, of a fork of a snapshot that `origin` made.
@@ -47,6 +50,12 @@ impl Boundary {
         Generation(self.newest.load(Ordering::Acquire))
     }
 
+    /// The greatest that [`Self::newest`] has been: a deletion of snapshots that a crash undoes
+    /// gives these back.
+    pub fn newest_seen(&self) -> Generation {
+        Generation(self.newest_seen.load(Ordering::Acquire))
+    }
+
     /// The dead list that takes what dies now.
     pub fn list(&self) -> u64 {
         self.list.load(Ordering::Acquire)
@@ -54,6 +63,7 @@ impl Boundary {
 
     /// A snapshot was made, or the newest one is gone.
     pub fn set_newest(&self, newest: Generation) {
+        self.newest_seen.fetch_max(newest.0, Ordering::AcqRel);
         self.newest.store(newest.0, Ordering::Release);
     }
 

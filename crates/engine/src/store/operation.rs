@@ -237,9 +237,10 @@ impl<'v> Operation<'v> {
         self.handle.generation()
     }
 
-    /// The newest snapshot of the subvolume; 0 without one.
+    /// The newest snapshot that the subvolume has had since the volume was opened; 0 without one.
+    /// What is logged holds for it, too: a crash may undo its deletion, and not the log.
     pub(crate) fn newest_snapshot(&self) -> Generation {
-        self.tree().boundary().newest()
+        self.tree().boundary().newest_seen()
     }
 
     /// What the operation may still allocate.
