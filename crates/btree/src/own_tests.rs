@@ -3,7 +3,7 @@
 use crate::Tree;
 use crate::test_support::{Model, TestVolume, key};
 use cairn_environment::random::Seeded;
-use cairn_format::{Key, TREE_FILES, TreeId};
+use cairn_format::{Generation, Key, TREE_FILES, TreeId};
 use cairn_space::Boundary;
 use std::sync::Arc;
 
@@ -18,11 +18,21 @@ fn all(tree: &Tree) -> Model {
     tree.range(Key::MIN..=Key::MAX).collect::<Result<_, _>>().unwrap()
 }
 
+/// A fork of `source` as it was at the last cut.
+fn fork(volume: &TestVolume, source: &Tree, number: u64) -> Tree {
+    let origin = Generation(volume.running.0 - 1);
+    source.boundary().set_list(number);
+    source.boundary().set_newest(origin);
+    let boundary = Arc::new(Boundary::default().of_fork(origin));
+    let (cache, space) = (Arc::clone(&volume.cache), Arc::clone(&volume.space));
+    Tree::open_shared(cache, space, TreeId(TREE_FILES.0 + number), source.root(), boundary)
+}
+
 #[test]
 fn a_fork_and_its_source_go_their_own_ways() {
     let seed = std::env::var("CAIRN_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     let mut random = Seeded::new(seed);
-    let mut volume = TestVolume::new(512 << 20, 64 << 20);
+    let mut volume = TestVolume::new(1 << 30, 64 << 20);
     let source = volume.create();
     let mut models = [Model::new(), Model::new()];
     for index in 0..KEYS {
@@ -31,56 +41,53 @@ fn a_fork_and_its_source_go_their_own_ways() {
         models[0].insert(key(index), value);
     }
     assert_eq!(source.root().level, 2);
-    let origin = volume.running;
-    volume.commit();
-    source.boundary().set_list(1);
-    source.boundary().set_newest(origin);
-    models[1] = models[0].clone();
-    let boundary = Arc::new(Boundary::default().of_fork(origin));
-    let (cache, space) = (Arc::clone(&volume.cache), Arc::clone(&volume.space));
-    let id = TreeId(TREE_FILES.0 + 1);
-    let fork = Tree::open_shared(cache, space, id, source.root(), boundary);
-    for _ in 0..3000 {
-        let side = random.below(2) as usize;
-        let tree = [&source, &fork][side];
-        let key = key(random.below(KEYS));
-        match random.below(8) {
-            0 => assert_eq!(volume.remove(tree, key), models[side].remove(&key)),
-            1..5 => {
-                let value = large(&mut random);
-                let old = volume.insert(tree, key, &value);
-                assert_eq!(old, models[side].insert(key, value));
+    for number in 1..=30 {
+        volume.commit();
+        let fork = fork(&volume, &source, number);
+        models[1] = models[0].clone();
+        for _ in 0..60 {
+            let side = random.below(2) as usize;
+            let tree = [&source, &fork][side];
+            let key = key(random.below(KEYS));
+            match random.below(8) {
+                0 => assert_eq!(volume.remove(tree, key), models[side].remove(&key)),
+                1..5 => {
+                    let value = large(&mut random);
+                    let old = volume.insert(tree, key, &value);
+                    assert_eq!(old, models[side].insert(key, value));
+                }
+                5..7 => assert_eq!(tree.get(&key).unwrap(), models[side].get(&key).cloned()),
+                _ if random.below(20) == 0 => drop(volume.commit()),
+                _ => {}
             }
-            5..7 => assert_eq!(tree.get(&key).unwrap(), models[side].get(&key).cloned()),
-            _ if random.below(20) == 0 => drop(volume.commit()),
-            _ => {}
         }
-    }
-    volume.commit();
-    assert!(all(&source) == models[0] && all(&fork) == models[1]);
-    // What the fork made goes, and only that.
-    let (mut from, mut parts) = (Key::MIN, 0);
-    loop {
-        let own = fork.own_nodes(from).unwrap();
-        let next = own.next;
-        let reservation = volume.reserve(1);
-        fork.release_own(&volume.change(&reservation), own).unwrap();
-        parts += 1;
-        match next {
-            Some(next) => from = next,
-            None => break,
+        volume.commit();
+        assert!(all(&source) == models[0] && all(&fork) == models[1]);
+        end_fork(&mut volume, &fork);
+        assert!(all(&source) == models[0]);
+        // So does what it was made of.
+        for run in volume.space.take_dead().into_values().flatten() {
+            volume.space.free(run.range, volume.running).unwrap();
         }
+        source.boundary().set_newest(Generation(0));
     }
-    assert!(parts > 5, "{parts}");
-    volume.commit();
-    assert!(all(&source) == models[0]);
-    let mut dead = 0;
-    for run in volume.space.take_dead().into_values().flatten() {
-        dead += run.range.blocks;
-        volume.space.free(run.range, volume.running).unwrap();
-    }
-    assert!(dead > 0);
     volume.commit();
     let nodes = volume.check(source.root()).1.len() as u64;
     assert_eq!(volume.referenced_blocks(), nodes * 4);
+}
+
+/// What the fork made goes, in parts.
+fn end_fork(volume: &mut TestVolume, fork: &Tree) {
+    let (mut from, mut parts) = (Some(Key::MIN), 0);
+    while let Some(cursor) = from {
+        let own = fork.own_nodes(cursor).unwrap();
+        from = own.next;
+        let reservation = volume.reserve(1);
+        fork.release_own(&volume.change(&reservation), own).unwrap();
+        parts += 1;
+        if parts % 3 == 0 {
+            volume.commit();
+        }
+    }
+    volume.commit();
 }
