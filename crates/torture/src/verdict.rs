@@ -3,6 +3,7 @@ use crate::contents::{BLOCK_BYTES, describe};
 use crate::found::{Found, FoundObject, Times};
 use crate::history::{ClientHistory, FileHistory, NotedTimes, TimesHistory, values_between};
 use crate::model::{Layout, NodeId};
+use crate::operation::Operation;
 use crate::sabotage::Sabotage;
 use crate::snapshot::{Snapshot, differences, of_client, show};
 use crate::verdict_snapshots::check_snapshots;
@@ -352,6 +353,12 @@ fn check_times(
     let from = moment.times_floor(history, node, first).min(last);
     let (current, later) = values_between(&noted.versions, from, last);
     let later: Vec<&NotedTimes> = later.collect();
+    let made_by = noted.versions.iter().map(|(at, _)| *at).filter(|at| *at <= from).max();
+    // A fork may be made anew until it is acknowledged, with another time each time.
+    let acknowledged = moment.times_floor(history, node, 0);
+    let may_be_earlier = made_by
+        .filter(|at| *at > acknowledged.min(last))
+        .is_some_and(|at| at > 0 && matches!(history.operations[at - 1], Operation::Fork { .. }));
     let check = |what: &str, of: fn(&Times) -> Timestamp| {
         let time = of(&found);
         let within = |noted: &&NotedTimes| {
@@ -359,6 +366,7 @@ fn check_times(
                 || noted.begun.is_some_and(|begun| begun <= time && time < of(&noted.times))
         };
         if current.is_some_and(|noted| of(&noted.times) == time)
+            || may_be_earlier && current.iter().any(within)
             || later.iter().any(within)
             || (current.is_none() && later.is_empty())
         {
