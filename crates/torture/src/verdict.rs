@@ -359,6 +359,9 @@ fn check_times(
     let may_be_earlier = made_by
         .filter(|at| *at > acknowledged.min(last))
         .is_some_and(|at| at > 0 && matches!(history.operations[at - 1], Operation::Fork { .. }));
+    // Of the next operation, if it is such a fork: an attempt may just have been taken back.
+    let is_fork = matches!(history.operations.get(last), Some(Operation::Fork { .. }));
+    let attempted = noted.versions.iter().find(|(at, _)| is_fork && *at == last + 1);
     let check = |what: &str, of: fn(&Times) -> Timestamp| {
         let time = of(&found);
         let within = |noted: &&NotedTimes| {
@@ -367,6 +370,7 @@ fn check_times(
         };
         if current.is_some_and(|noted| of(&noted.times) == time)
             || may_be_earlier && current.iter().any(within)
+            || attempted.is_some_and(|(_, noted)| within(&noted))
             || later.iter().any(within)
             || (current.is_none() && later.is_empty())
         {
