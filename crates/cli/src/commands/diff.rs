@@ -22,10 +22,10 @@ pub const EXIT_FAILURE: u8 = 2;
 /// The time is in proportion to what differs, but for the search for the names of changed files.
 /// Of each path there is a line, below the root directory of the subvolume, which itself is ".":
 ///
-///     + PATH              is new
-///     - PATH              is gone
-///     R OLD -> PATH       was moved or renamed, with what is in it
-///     M PATH (WHAT, …)    has changed: data, mode, owner, xattrs, times; or was replaced
+///   R OLD -> PATH       was moved or renamed, with what is in it
+///   M PATH (WHAT, …)    has changed: data, mode, owner, xattrs, times; or was replaced
+///   + PATH              is new
+///   - PATH              is gone
 ///
 /// A file that was written counts as changed, also if its content is the same. Times of last access
 /// are not compared. Nested subvolumes are left out. For root and the user of the mount.
