@@ -93,9 +93,11 @@ impl Space {
         if run.is_node {
             groups.require_node(run.range.start)?;
         }
-        if run.birth <= boundary.origin() {
+        // In a damaged volume a birth may be 0.
+        let birth = run.birth.max(Generation(1));
+        if birth <= boundary.origin() {
             groups.require_referenced(run.range)
-        } else if run.birth <= boundary.newest() {
+        } else if birth <= boundary.newest() {
             groups.add_dead(boundary.list(), run)
         } else {
             self.pin(&mut groups, run.range, running)
