@@ -65,7 +65,7 @@ impl<'a> Descent<'a> {
         let mut node =
             tree.lock_cached(Class::First, &tree.expected_root(root.pointer()), policy)?;
         if node.generation() != change.generation {
-            let copy = tree.copy(change, &node)?;
+            let copy = tree.copy_within(change, &node, Bounds::ALL)?;
             root.set(copy.handle.root_pointer());
             tree.release(change, node)?;
             node = copy;
@@ -137,7 +137,7 @@ impl<'a> Descent<'a> {
         if child.node.generation() == self.change.generation {
             return Ok(child);
         }
-        let copy = self.tree.copy(self.change, &child.node)?;
+        let copy = self.tree.copy_within(self.change, &child.node, child.bounds)?;
         self.node.replace_child(child.index, &copy.handle);
         self.tree.release(self.change, child.node)?;
         Ok(Child { node: copy, ..child })
@@ -289,6 +289,20 @@ impl<'a> Descent<'a> {
 }
 
 impl Tree {
+    /// Copies a node with these bounds. On the device the first key of an inner node may be any.
+    fn copy_within(
+        &self,
+        change: &Change<'_>,
+        node: &WriteNode,
+        bounds: Bounds,
+    ) -> Result<WriteNode, TreeError> {
+        let mut copy = self.copy(change, node)?;
+        if copy.level() > 0 {
+            copy.set_key(0, bounds.lower);
+        }
+        Ok(copy)
+    }
+
     /// Locks a node exclusively, if it is in memory.
     fn lock_cached(
         &self,

@@ -38,10 +38,6 @@ fn on_mounts(options: &str, test: impl Fn(&Mounted)) {
     }
 }
 
-fn at(mounted: &Mounted, name: &str) -> PathBuf {
-    mounted.path(&format!("dir/{name}"))
-}
-
 fn lines(told: &str) -> Vec<&str> {
     told.lines().collect()
 }
@@ -109,7 +105,7 @@ const CHANGED: [&str; 11] = [
 #[test]
 fn what_differs_is_listed() {
     on_mounts("", |mounted| {
-        let live = at(mounted, "");
+        let live = mounted.at("");
         fill(&live);
         snapshot(mounted, "dir", "one");
         let (one, two) = ("dir/.snapshots/one", "dir/.snapshots/two");
@@ -162,15 +158,15 @@ fn a_comparison_with_a_subvolume_leaves_nothing_behind() {
             list.iter().map(name).collect::<Vec<_>>()
         };
         for number in 0..5 {
-            fs::write(at(mounted, &format!("home/{number}")), "new").unwrap();
+            fs::write(mounted.at(&format!("home/{number}")), "new").unwrap();
             let told = differs(mounted, "dir/.snapshots/home/one", "dir/home");
             assert_eq!(lines(&told).len(), number + 1);
             assert_eq!(listed(), ["one"]);
-            let names: Vec<_> = fs::read_dir(at(mounted, ".snapshots/home")).unwrap().collect();
+            let names: Vec<_> = fs::read_dir(mounted.at(".snapshots/home")).unwrap().collect();
             assert_eq!(names.len(), 1, "{names:?}");
         }
         // Only it has snapshots; the listing that leads there has nothing else.
-        assert_eq!(fs::read_dir(at(mounted, ".snapshots")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(mounted.at(".snapshots")).unwrap().count(), 1);
         mounted.succeeds(&["snapshot", "delete", "dir/home", "one"]);
         mounted.succeeds(&["subvolume", "delete", "dir/home"]);
     });
@@ -182,15 +178,15 @@ fn an_answer_of_many_parts_is_whole() {
         snapshot(mounted, "dir", "one");
         let long = "x".repeat(200);
         let deep: PathBuf = std::iter::repeat_n(&long, 15).collect();
-        fs::create_dir_all(at(mounted, "").join(&deep)).unwrap();
+        fs::create_dir_all(mounted.at("").join(&deep)).unwrap();
         for number in 0..2000 {
-            fs::write(at(mounted, &format!("{number:04} ; %")), "").unwrap();
+            fs::write(mounted.at(&format!("{number:04} ; %")), "").unwrap();
         }
         rustix::fs::renameat_with(
             CWD,
-            at(mounted, &format!("{long}/{long}")),
+            mounted.at(&format!("{long}/{long}")),
             CWD,
-            at(mounted, "moved"),
+            mounted.at("moved"),
             RenameFlags::empty(),
         )
         .unwrap();
@@ -210,8 +206,8 @@ fn an_answer_of_many_parts_is_whole() {
 fn what_can_not_be_compared_is_explained() {
     on_mounts(",allow_other", |mounted| {
         mounted.succeeds(&["subvolume", "create", "dir/home", "dir/other"]);
-        fs::create_dir(at(mounted, "home/plain")).unwrap();
-        fs::write(at(mounted, "file"), "").unwrap();
+        fs::create_dir(mounted.at("home/plain")).unwrap();
+        fs::write(mounted.at("file"), "").unwrap();
         snapshot(mounted, "dir/home", "one");
         let one = "dir/.snapshots/home/one";
         let refused = |old: &str, new: &str, reason: &str| {

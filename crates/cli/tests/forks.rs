@@ -15,27 +15,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use trees::{fill, tree};
 
-fn mounted() -> Option<Mounted> {
-    let mounted = Mounted::new()?;
-    mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
-    mounted.succeeds(&["mount", "image", "dir"]);
-    Some(mounted)
-}
-
-fn at(mounted: &Mounted, name: &str) -> PathBuf {
-    mounted.path(&format!("dir/{name}"))
-}
-
-fn end(mounted: &Mounted) {
-    mounted.succeeds(&["umount", "dir"]);
-    mounted.succeeds(&["fsck", "--data", "image"]);
-}
-
-fn remount(mounted: &Mounted) {
-    end(mounted);
-    mounted.succeeds(&["mount", "image", "dir"]);
-}
-
 fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap();
     let mut names: Vec<String> =
@@ -52,15 +31,15 @@ fn shown(mounted: &Mounted, name: &str) -> Value {
 
 #[test]
 fn a_fork_is_a_writable_copy() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     mounted.succeeds(&["subvolume", "create", "dir/base"]);
-    let base = at(&mounted, "base");
+    let base = mounted.at("base");
     fill(&base);
     // The kernel has looked for the name before, and keeps that it was not there.
-    assert!(!at(&mounted, "fork").exists());
+    assert!(!mounted.at("fork").exists());
     let before = tree(&base);
     mounted.succeeds(&["fork", "dir/base", "dir/fork"]);
-    let fork = at(&mounted, "fork");
+    let fork = mounted.at("fork");
     assert!(names(&mounted.path("dir")).contains(&"fork".into()));
     assert_eq!(tree(&fork), before);
     let number = |path: &Path| fs::metadata(path.join("a/small")).unwrap();
@@ -84,17 +63,17 @@ fn a_fork_is_a_writable_copy() {
     assert_eq!((&of["forks"], &it["origin_subvolume"]), (&Value::from(1), &of["id"]));
     let failure = mounted.exits_with(1, &["subvolume", "delete", "dir/base"]);
     assert!(failure.contains("has forks"), "{failure}");
-    remount(&mounted);
+    mounted.remount();
     check();
     mounted.succeeds(&["subvolume", "delete", "dir/fork"]);
     assert!(!fork.exists());
     mounted.succeeds(&["subvolume", "delete", "dir/base"]);
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
 fn forks_of_the_root_and_of_snapshots() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     let root = mounted.path("dir");
     fs::create_dir(root.join("work")).unwrap();
     mounted.succeeds(&["subvolume", "create", "dir/work/other"]);
@@ -114,9 +93,9 @@ fn forks_of_the_root_and_of_snapshots() {
     assert_eq!(names(&root.join("work")), ["file", "live", "old", "other"]);
     mounted.succeeds(&["snapshot", "delete", "dir", "then"]);
     assert_eq!(mounted.succeeds(&["snapshot", "list", "dir", "--json"]).trim(), "[]");
-    remount(&mounted);
+    mounted.remount();
     mounted.succeeds(&["subvolume", "delete", "dir/work/live", "dir/work/old", "dir/work/other"]);
-    end(&mounted);
+    mounted.end();
 }
 
 /// What the kernel caches of the source is in the fork.
@@ -126,29 +105,29 @@ fn a_fork_has_what_the_kernel_caches() {
     mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
     mounted.succeeds(&["mount", "-o", "writeback=on", "image", "dir"]);
     mounted.succeeds(&["subvolume", "create", "dir/base"]);
-    let path = at(&mounted, "base/file");
+    let path = mounted.at("base/file");
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
     file.write_all_at(&[1; 8192], 0).unwrap();
     mounted.succeeds(&["fork", "dir/base", "dir/fork"]);
     file.write_all_at(&[7], 0).unwrap();
-    let forked = OpenOptions::new().write(true).open(at(&mounted, "fork/file")).unwrap();
+    let forked = OpenOptions::new().write(true).open(mounted.at("fork/file")).unwrap();
     forked.write_all_at(&[9], 1).unwrap();
     mounted.succeeds(&["fork", "dir/fork", "dir/second"]);
     drop((file, forked));
-    let content = |name: &str| fs::read(at(&mounted, name)).unwrap();
+    let content = |name: &str| fs::read(mounted.at(name)).unwrap();
     assert_eq!(content("base/file")[..3], [7, 1, 1]);
     for fork in ["fork/file", "second/file"] {
         assert_eq!((content(fork).len(), &content(fork)[..3]), (8192, &[1, 9, 1][..]));
     }
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
 fn what_can_not_be_forked_is_said() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     mounted.succeeds(&["subvolume", "create", "dir/base"]);
-    fs::create_dir(at(&mounted, "directory")).unwrap();
-    fs::write(at(&mounted, "base/file"), "x").unwrap();
+    fs::create_dir(mounted.at("directory")).unwrap();
+    fs::write(mounted.at("base/file"), "x").unwrap();
     let outside = mounted.path("outside");
     fs::create_dir(&outside).unwrap();
     for (source, new, says) in [
@@ -167,19 +146,19 @@ fn what_can_not_be_forked_is_said() {
     if rustix::process::geteuid().is_root() {
         // Another user may not, even where they may make directories.
         fs::set_permissions(
-            at(&mounted, "directory"),
+            mounted.at("directory"),
             std::os::unix::fs::PermissionsExt::from_mode(0o777),
         )
         .unwrap();
         let cairn = env!("CARGO_BIN_EXE_cairn");
         let by_other = Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups", cairn, "fork"])
-            .args([at(&mounted, "base"), at(&mounted, "directory/fork")])
+            .args([mounted.at("base"), mounted.at("directory/fork")])
             .output();
         if let Ok(output) = by_other {
             assert!(!output.status.success());
         }
-        assert!(!at(&mounted, "directory/fork").exists());
+        assert!(!mounted.at("directory/fork").exists());
     }
-    end(&mounted);
+    mounted.end();
 }

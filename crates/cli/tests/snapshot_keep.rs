@@ -15,29 +15,7 @@ use rustix::io::Errno;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
-
-fn mounted() -> Option<Mounted> {
-    let mounted = Mounted::new()?;
-    mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
-    mounted.succeeds(&["mount", "image", "dir"]);
-    Some(mounted)
-}
-
-fn at(mounted: &Mounted, name: &str) -> PathBuf {
-    mounted.path(&format!("dir/{name}"))
-}
-
-fn end(mounted: &Mounted) {
-    mounted.succeeds(&["umount", "dir"]);
-    mounted.succeeds(&["fsck", "--data", "image"]);
-}
-
-fn remount(mounted: &Mounted) {
-    end(mounted);
-    mounted.succeeds(&["mount", "image", "dir"]);
-}
 
 /// The names of a subvolume's snapshots, the oldest first.
 fn names(mounted: &Mounted, path: &str) -> Vec<String> {
@@ -52,7 +30,7 @@ fn newest(mounted: &Mounted, path: &str) -> Option<String> {
 }
 
 fn shown(mounted: &Mounted, path: &str) -> BTreeSet<String> {
-    let entries = fs::read_dir(at(mounted, path)).unwrap();
+    let entries = fs::read_dir(mounted.at(path)).unwrap();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
@@ -68,13 +46,13 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Changes a subvolume, and waits until it has a new snapshot with the change.
 fn change_and_wait(mounted: &Mounted, path: &str, content: &str) -> String {
     let before = newest(mounted, &format!("dir/{path}"));
-    fs::write(at(mounted, &format!("{path}/file")), content).unwrap();
+    fs::write(mounted.at(&format!("{path}/file")), content).unwrap();
     let mut found = before.clone();
     wait_until("a snapshot with the change", || {
         found = newest(mounted, &format!("dir/{path}"));
         found != before
             && found.as_ref().is_some_and(|name| {
-                let file = at(mounted, &format!(".snapshots/{path}/{name}/file"));
+                let file = mounted.at(&format!(".snapshots/{path}/{name}/file"));
                 // It may be deleted again, or be of the moment before the change.
                 fs::read_to_string(file).is_ok_and(|text| text == content)
             })
@@ -84,7 +62,7 @@ fn change_and_wait(mounted: &Mounted, path: &str, content: &str) -> String {
 
 #[test]
 fn a_schedule_is_set_shown_kept_and_ended() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     mounted.succeeds(&["subvolume", "create", "dir/a"]);
     let shown_schedule = || mounted.succeeds(&["snapshot", "keep", "dir/a"]);
     assert_eq!(shown_schedule(), "dir/a has no schedule\n");
@@ -98,14 +76,14 @@ fn a_schedule_is_set_shown_kept_and_ended() {
     let first = names(&mounted, "dir/a");
     assert!(first.len() == 1 && first[0].starts_with("auto-20") && first[0].ends_with('Z'));
     // The attribute is nobody's business.
-    let (a, name) = (at(&mounted, "a"), "system.cairn.keep");
+    let (a, name) = (mounted.at("a"), "system.cairn.keep");
     let mut buffer = [0; 1000];
     assert_eq!(rustix::fs::listxattr(&a, &mut buffer[..]), Ok(0));
     assert_eq!(rustix::fs::getxattr(&a, name, &mut buffer[..]), Err(Errno::OPNOTSUPP));
     let set = rustix::fs::setxattr(&a, name, b"every 1s keep 1x1s", XattrFlags::empty());
     assert_eq!(set, Err(Errno::OPNOTSUPP));
     assert_eq!(rustix::fs::removexattr(&a, name), Err(Errno::OPNOTSUPP));
-    remount(&mounted);
+    mounted.remount();
     assert_eq!(shown_schedule(), expected);
     mounted.succeeds(&["umount", "dir"]);
     let dump = mounted.succeeds(&["dump", "image", "tree", "--tree", "257"]);
@@ -117,10 +95,10 @@ fn a_schedule_is_set_shown_kept_and_ended() {
     assert_eq!(shown_schedule(), expected);
     let told = mounted.exits_with(1, &["snapshot", "keep", "dir/a", "--off"]);
     assert!(told.contains("read-only"), "{told}");
-    remount(&mounted);
+    mounted.remount();
     mounted.succeeds(&["snapshot", "keep", "dir/a", "--off"]);
     assert_eq!(shown_schedule(), "dir/a has no schedule\n");
-    remount(&mounted);
+    mounted.remount();
     assert_eq!(shown_schedule(), "dir/a has no schedule\n");
     // A fork has no schedule of its own.
     mounted.succeeds(&["snapshot", "keep", "dir/a", "--every", "1h", "--keep", "1x1h"]);
@@ -130,13 +108,13 @@ fn a_schedule_is_set_shown_kept_and_ended() {
     mounted.succeeds(&["subvolume", "delete", "dir/fork"]);
     // Neither the schedule nor its end deletes any.
     assert!(names(&mounted, "dir/a").contains(&first[0]));
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
 fn a_bad_schedule_is_explained() {
-    let Some(mounted) = mounted() else { return };
-    fs::create_dir(at(&mounted, "directory")).unwrap();
+    let Some(mounted) = Mounted::with_volume() else { return };
+    fs::create_dir(mounted.at("directory")).unwrap();
     mounted.succeeds(&["snapshot", "create", "dir", "one"]);
     let keep = |path: &str, options: &[&str]| {
         let arguments = [&["snapshot", "keep", path], options].concat();
@@ -163,12 +141,12 @@ fn a_bad_schedule_is_explained() {
     let told = keep("dir/.snapshots/one", &["--every", "1m", "--keep", "1x1m"]);
     assert!(told.contains("is a snapshot"), "{told}");
     assert!(mounted.succeeds(&["snapshot", "keep", "dir"]).contains("no schedule"));
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
 fn snapshots_are_made_after_changes_and_only_the_wanted_ones_stay() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     mounted.succeeds(&["subvolume", "create", "dir/busy", "dir/still"]);
     for path in ["dir/busy", "dir/still"] {
         mounted.succeeds(&["snapshot", "create", path, "mine"]);
@@ -196,7 +174,7 @@ fn snapshots_are_made_after_changes_and_only_the_wanted_ones_stay() {
     assert_eq!(names(&mounted, "dir/still"), still);
 
     // The schedule goes on after a mount; and there is none without a change.
-    remount(&mounted);
+    mounted.remount();
     change_and_wait(&mounted, "busy", "sixth");
     change_and_wait(&mounted, "busy", "seventh");
     assert_eq!(names(&mounted, "dir/still"), still);
@@ -205,7 +183,7 @@ fn snapshots_are_made_after_changes_and_only_the_wanted_ones_stay() {
     mounted.succeeds(&["snapshot", "keep", "dir/still", "--off"]);
     change_and_wait(&mounted, "busy", "eighth");
     let still = names(&mounted, "dir/still");
-    fs::write(at(&mounted, "still/file"), "changed").unwrap();
+    fs::write(mounted.at("still/file"), "changed").unwrap();
     change_and_wait(&mounted, "busy", "ninth");
     change_and_wait(&mounted, "busy", "tenth");
     assert_eq!(names(&mounted, "dir/still"), still);
@@ -220,7 +198,7 @@ fn snapshots_are_made_after_changes_and_only_the_wanted_ones_stay() {
         mounted.succeeds(&["snapshot", "delete", path, &interval]);
         mounted.succeeds(&["subvolume", "delete", path]);
     }
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
@@ -233,7 +211,7 @@ fn a_full_volume_gets_snapshots_again_when_there_is_room() {
     let mut made = 0;
     wait_until("a snapshot fails", || {
         for bytes in [1 << 20, 10_000, 10] {
-            while fs::write(at(&mounted, &format!("file-{made}")), vec![1; bytes]).is_ok() {
+            while fs::write(mounted.at(&format!("file-{made}")), vec![1; bytes]).is_ok() {
                 made += 1;
             }
         }
@@ -243,7 +221,7 @@ fn a_full_volume_gets_snapshots_again_when_there_is_room() {
     for number in 0..made {
         if number % 2 == 0 {
             // What the snapshots have can't always be removed from a full volume.
-            let _ = fs::remove_file(at(&mounted, &format!("file-{number}")));
+            let _ = fs::remove_file(mounted.at(&format!("file-{number}")));
         }
     }
     for name in names(&mounted, "dir") {
@@ -253,6 +231,6 @@ fn a_full_volume_gets_snapshots_again_when_there_is_room() {
     wait_until("another snapshot", || {
         newest(&mounted, "dir").is_some_and(|new| Some(new) != before)
     });
-    end(&mounted);
+    mounted.end();
     assert!(server.wait().unwrap().success());
 }

@@ -11,24 +11,7 @@ use mounted::Mounted;
 use serde_json::Value;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::PathBuf;
 use std::time::Duration;
-
-fn mounted() -> Option<Mounted> {
-    let mounted = Mounted::new()?;
-    mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
-    mounted.succeeds(&["mount", "image", "dir"]);
-    Some(mounted)
-}
-
-fn at(mounted: &Mounted, name: &str) -> PathBuf {
-    mounted.path(&format!("dir/{name}"))
-}
-
-fn end(mounted: &Mounted) {
-    mounted.succeeds(&["umount", "dir"]);
-    mounted.succeeds(&["fsck", "--data", "image"]);
-}
 
 fn listed(mounted: &Mounted, options: &[&str]) -> Vec<Value> {
     let arguments = [&["snapshot", "list", "dir", "--json"], options].concat();
@@ -51,14 +34,14 @@ fn would_free(mounted: &Mounted, of: &[&str]) -> u64 {
 
 #[test]
 fn an_interval_of_snapshots_is_measured_and_deleted() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     for (index, name) in ["a", "b", "c", "d"].into_iter().enumerate() {
-        fs::write(at(&mounted, "shared"), vec![index as u8; 100_000]).unwrap();
-        fs::write(at(&mounted, name), vec![7; 1 << 20]).unwrap();
+        fs::write(mounted.at("shared"), vec![index as u8; 100_000]).unwrap();
+        fs::write(mounted.at(name), vec![7; 1 << 20]).unwrap();
         mounted.succeeds(&["snapshot", "create", "dir", name]);
     }
-    fs::remove_file(at(&mounted, "a")).unwrap();
-    fs::remove_file(at(&mounted, "b")).unwrap();
+    fs::remove_file(mounted.at("a")).unwrap();
+    fs::remove_file(mounted.at("b")).unwrap();
     mounted.succeeds(&["sync", "dir"]);
     // All four have "a", so no single one gives it back.
     let alone = would_free(&mounted, &["a"]);
@@ -103,14 +86,14 @@ fn an_interval_of_snapshots_is_measured_and_deleted() {
     mounted.succeeds(&["snapshot", "release", "dir", "c"]);
     mounted.succeeds(&["snapshot", "delete", "dir", "b..d"]);
     assert_eq!(names(&mounted), ["a"]);
-    let shown = fs::read_dir(at(&mounted, ".snapshots")).unwrap().count();
+    let shown = fs::read_dir(mounted.at(".snapshots")).unwrap().count();
     assert_eq!(shown, 1);
     // The oldest has "a" still, and nothing else has.
     assert!(would_free(&mounted, &["a"]) >= 1 << 20);
     mounted.succeeds(&["snapshot", "create", "dir", "a..b"]);
     mounted.succeeds(&["snapshot", "delete", "dir", "a..b"]);
     assert_eq!(names(&mounted), ["a"]);
-    end(&mounted);
+    mounted.end();
 }
 
 fn statistics(mounted: &Mounted) -> Value {
@@ -133,14 +116,14 @@ fn a_full_volume_says_which_snapshots_to_delete() {
     let mut server = mounted.serve(&["image", "dir"]);
     assert!(statistics(&mounted)["snapshots"]["held_bytes"].is_null());
     for (name, bytes) in [("small", 1 << 20), ("large", 20 << 20)] {
-        fs::write(at(&mounted, "file"), vec![1; bytes]).unwrap();
+        fs::write(mounted.at("file"), vec![1; bytes]).unwrap();
         mounted.succeeds(&["snapshot", "create", "dir", name]);
     }
-    fs::remove_file(at(&mounted, "file")).unwrap();
+    fs::remove_file(mounted.at("file")).unwrap();
     assert!(!mounted.logged().contains("only in snapshots"));
     let mut written = Ok(());
     for number in 0..100 {
-        written = fs::write(at(&mounted, &format!("file-{number}")), vec![1; 1 << 20]);
+        written = fs::write(mounted.at(&format!("file-{number}")), vec![1; 1 << 20]);
         if written.is_err() {
             break;
         }
@@ -171,6 +154,6 @@ fn a_full_volume_says_which_snapshots_to_delete() {
     let of = &statistics(&mounted)["snapshots"];
     assert!(of["freed_runs"].as_u64().unwrap() > 0 && of["cleanup_lists_left"] == 0, "{of}");
     assert!(mounted.succeeds(&["stats", "dir"]).contains("deleted snapshots: "));
-    end(&mounted);
+    mounted.end();
     assert!(server.wait().unwrap().success());
 }

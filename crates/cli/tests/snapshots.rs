@@ -25,30 +25,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use trees::{fill, tree};
 
-fn mounted() -> Option<Mounted> {
-    let mounted = Mounted::new()?;
-    mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
-    mounted.succeeds(&["mount", "image", "dir"]);
-    Some(mounted)
-}
-
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-fn at(mounted: &Mounted, name: &str) -> PathBuf {
-    mounted.path(&format!("dir/{name}"))
 }
 
 fn remount(mounted: &Mounted, options: &str) {
     mounted.succeeds(&["umount", "dir"]);
     mounted.succeeds(&["fsck", "--data", "image"]);
     mounted.succeeds(&["mount", "-o", options, "image", "dir"]);
-}
-
-fn end(mounted: &Mounted) {
-    mounted.succeeds(&["umount", "dir"]);
-    mounted.succeeds(&["fsck", "--data", "image"]);
 }
 
 #[track_caller]
@@ -101,13 +85,13 @@ fn succeeds(command: &str, arguments: &[&str], directory: &Path) -> String {
 
 #[test]
 fn a_snapshot_shows_what_was_and_stays_so() {
-    let Some(mounted) = mounted() else { return };
-    let live = at(&mounted, "");
+    let Some(mounted) = Mounted::with_volume() else { return };
+    let live = mounted.at("");
     fill(&live);
     let before = tree(&live);
     let told = mounted.succeeds(&["snapshot", "create", "dir", "first"]);
     assert_eq!(Path::new(told.trim_end()), Path::new("dir/.snapshots/first"));
-    let first = at(&mounted, ".snapshots/first");
+    let first = mounted.at(".snapshots/first");
     assert_eq!(tree(&first), before);
     assert_eq!(tree(&live), before);
     fs::write(live.join("a/small"), "changed").unwrap();
@@ -123,7 +107,7 @@ fn a_snapshot_shows_what_was_and_stays_so() {
     fs::write(live.join("new"), "new").unwrap();
     let changed = tree(&live);
     mounted.succeeds(&["snapshot", "create", "dir", "second"]);
-    let second = at(&mounted, ".snapshots/second");
+    let second = mounted.at(".snapshots/second");
     assert_eq!((tree(&first), tree(&second)), (before.clone(), changed.clone()));
     let list = mounted.succeeds(&["snapshot", "list", "dir", "--json"]);
     let list: Value = serde_json::from_str(&list).unwrap();
@@ -132,14 +116,14 @@ fn a_snapshot_shows_what_was_and_stays_so() {
     assert_eq!(list[1]["unique_bytes"], 0, "{list}");
     // Files are not those of the volume, nor of another snapshot.
     let numbers = ["a/small", ".snapshots/first/a/small", ".snapshots/second/a/small"]
-        .map(|name| fs::metadata(at(&mounted, name)).unwrap());
+        .map(|name| fs::metadata(mounted.at(name)).unwrap());
     let all: BTreeSet<u64> = numbers.iter().map(MetadataExt::ino).collect();
     assert_eq!(all.len(), 3, "{all:?}");
     let mut colour = [0; 10];
     let bytes = rustix::fs::getxattr(first.join("a"), "user.colour", &mut colour).unwrap();
     assert_eq!(&colour[..bytes], b"blue");
     assert_eq!(
-        names(&at(&mounted, ".snapshots")),
+        names(&mounted.at(".snapshots")),
         BTreeSet::from(["first", "second"].map(Into::into))
     );
     // It is there for those who know of it.
@@ -150,20 +134,20 @@ fn a_snapshot_shows_what_was_and_stays_so() {
         (before.clone(), changed.clone(), changed)
     );
     let again = ["a/small", ".snapshots/first/a/small", ".snapshots/second/a/small"]
-        .map(|name| fs::metadata(at(&mounted, name)).unwrap().ino());
+        .map(|name| fs::metadata(mounted.at(name)).unwrap().ino());
     assert_eq!(again, numbers.map(|one| one.ino()));
     remount(&mounted, "ro");
     assert_eq!(tree(&first), before);
     let told = mounted.exits_with(1, &["snapshot", "create", "dir", "third"]);
     assert!(told.contains("read-only"), "{told}");
     assert_eq!(listed(&mounted, "dir").len(), 2);
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
 fn other_programs_copy_out_of_a_snapshot() {
-    let Some(mounted) = mounted() else { return };
-    fill(&at(&mounted, ""));
+    let Some(mounted) = Mounted::with_volume() else { return };
+    fill(&mounted.at(""));
     let folder = mounted.folder.path();
     mounted.succeeds(&["snapshot", "create", "dir", "one"]);
     let (live, one) = ("dir", "dir/.snapshots/one");
@@ -180,9 +164,9 @@ fn other_programs_copy_out_of_a_snapshot() {
         1
     );
     succeeds("cp", &["-a", one, "copy"], folder);
-    assert_eq!(tree(&folder.join("copy")), tree(&at(&mounted, ".snapshots/one")));
+    assert_eq!(tree(&folder.join("copy")), tree(&mounted.at(".snapshots/one")));
     succeeds("cp", &["-a", one, "dir/back"], folder);
-    assert_eq!(tree(&at(&mounted, "back")), tree(&at(&mounted, ".snapshots/one")));
+    assert_eq!(tree(&mounted.at("back")), tree(&mounted.at(".snapshots/one")));
     succeeds("tar", &["-cf", "archive", "-C", one, "."], folder);
     fs::create_dir(folder.join("unpacked")).unwrap();
     succeeds("tar", &["-xpf", "archive", "-C", "unpacked"], folder);
@@ -209,19 +193,19 @@ fn other_programs_copy_out_of_a_snapshot() {
     let real = fs::canonicalize(&inner).unwrap();
     let shown = succeeds("/bin/pwd", &["-P"], &inner);
     assert_eq!(Path::new(shown.trim_end()), real);
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
 fn nothing_in_a_snapshot_can_be_changed() {
-    let Some(mounted) = mounted() else { return };
-    let live = at(&mounted, "");
+    let Some(mounted) = Mounted::with_volume() else { return };
+    let live = mounted.at("");
     fs::create_dir(live.join("directory")).unwrap();
     fs::write(live.join("file"), "content").unwrap();
     symlink("file", live.join("symbolic")).unwrap();
     rustix::fs::setxattr(live.join("file"), "user.a", b"b", XattrFlags::empty()).unwrap();
     mounted.succeeds(&["snapshot", "create", "dir", "one"]);
-    let one = at(&mounted, ".snapshots/one");
+    let one = mounted.at(".snapshots/one");
     let before = tree(&one);
     let file = one.join("file");
     expect_read_only(fs::write(&file, "other"));
@@ -266,7 +250,7 @@ fn nothing_in_a_snapshot_can_be_changed() {
     let told = mounted.exits_with(1, &["snapshot", "create", "dir/.snapshots/one", "two"]);
     assert!(told.contains("is a snapshot"), "{told}");
     // What leads to snapshots is no less fixed.
-    let snapshots = at(&mounted, ".snapshots");
+    let snapshots = mounted.at(".snapshots");
     expect_read_only(fs::create_dir(snapshots.join("new")));
     expect_read_only(fs::write(snapshots.join("new"), "new"));
     expect_errno(fs::remove_dir(&one), &[Errno::ROFS]);
@@ -276,13 +260,13 @@ fn nothing_in_a_snapshot_can_be_changed() {
     expect_errno(fs::create_dir(&snapshots), &[Errno::EXIST]);
     assert_eq!(tree(&one), before);
     assert_eq!(names(&live), BTreeSet::from(["directory", "file", "symbolic"].map(Into::into)));
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
 fn a_deleted_snapshot_is_gone_at_once() {
-    let Some(mounted) = mounted() else { return };
-    let (live, one) = (at(&mounted, ""), at(&mounted, ".snapshots/one"));
+    let Some(mounted) = Mounted::with_volume() else { return };
+    let (live, one) = (mounted.at(""), mounted.at(".snapshots/one"));
     fill(&live);
     mounted.succeeds(&["snapshot", "create", "dir", "one"]);
     mounted.succeeds(&["snapshot", "create", "dir", "other"]);
@@ -298,7 +282,7 @@ fn a_deleted_snapshot_is_gone_at_once() {
     mounted.succeeds(&["snapshot", "release", "dir", "one"]);
     mounted.succeeds(&["snapshot", "delete", "dir", "one"]);
     assert_eq!(listed(&mounted, "dir"), [("other".into(), false)]);
-    assert_eq!(names(&at(&mounted, ".snapshots")), BTreeSet::from(["other".into()]));
+    assert_eq!(names(&mounted.at(".snapshots")), BTreeSet::from(["other".into()]));
     expect_errno(fs::metadata(&one), &[Errno::NOENT]);
     expect_errno(text(&one.join("a/small")), &[Errno::NOENT]);
     let gone = [Errno::NOENT, Errno::STALE];
@@ -319,7 +303,7 @@ fn a_deleted_snapshot_is_gone_at_once() {
     mounted.succeeds(&["snapshot", "create", "dir", "one"]);
     assert_eq!(text(&one.join("a/small")).unwrap(), "another");
     assert_eq!(text(&one.join("a/b/big")).unwrap(), "another");
-    assert_eq!(text(&at(&mounted, ".snapshots/other/a/small")).unwrap(), "small");
+    assert_eq!(text(&mounted.at(".snapshots/other/a/small")).unwrap(), "small");
     let mut rest = Vec::new();
     if let Ok(open) = &mut open
         && open.read_to_end(&mut rest).is_ok()
@@ -330,14 +314,14 @@ fn a_deleted_snapshot_is_gone_at_once() {
     remount(&mounted, "rw");
     assert_eq!(text(&one.join("a/small")).unwrap(), "another");
     mounted.succeeds(&["snapshot", "delete", "dir", "other", "one"]);
-    assert!(names(&at(&mounted, ".snapshots")).is_empty());
-    end(&mounted);
+    assert!(names(&mounted.at(".snapshots")).is_empty());
+    mounted.end();
 }
 
 #[test]
 fn snapshots_of_subvolumes_stand_below_the_path_of_each() {
-    let Some(mounted) = mounted() else { return };
-    fs::create_dir_all(at(&mounted, "home/ada")).unwrap();
+    let Some(mounted) = Mounted::with_volume() else { return };
+    fs::create_dir_all(mounted.at("home/ada")).unwrap();
     mounted.succeeds(&[
         "subvolume",
         "create",
@@ -345,9 +329,9 @@ fn snapshots_of_subvolumes_stand_below_the_path_of_each() {
         "dir/home/ada/mail/old",
         "dir/none",
     ]);
-    fs::write(at(&mounted, "home/ada/mail/letter"), "Dear Ada").unwrap();
-    fs::write(at(&mounted, "home/ada/mail/old/letter"), "Dear Charles").unwrap();
-    assert!(names(&at(&mounted, ".snapshots")).is_empty());
+    fs::write(mounted.at("home/ada/mail/letter"), "Dear Ada").unwrap();
+    fs::write(mounted.at("home/ada/mail/old/letter"), "Dear Charles").unwrap();
+    assert!(names(&mounted.at(".snapshots")).is_empty());
     for (path, shown) in [
         ("dir/home/ada/mail", "dir/.snapshots/home/ada/mail/x"),
         ("dir/home/ada/mail/old", "dir/.snapshots/home/ada/mail/old/x"),
@@ -358,42 +342,39 @@ fn snapshots_of_subvolumes_stand_below_the_path_of_each() {
         assert!(mounted.path(shown).is_dir());
         assert_eq!(listed(&mounted, path), [("x".into(), false)]);
     }
-    fs::write(at(&mounted, "home/ada/mail/letter"), "Dear Bob").unwrap();
+    fs::write(mounted.at("home/ada/mail/letter"), "Dear Bob").unwrap();
     let set = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
-    let shown = |path: &str| names(&at(&mounted, path));
+    let shown = |path: &str| names(&mounted.at(path));
     assert_eq!(shown(".snapshots"), set(&["home", "x"]));
     assert_eq!(shown(".snapshots/home"), set(&["ada"]));
     assert_eq!(shown(".snapshots/home/ada/mail"), set(&["old", "x"]));
     // A snapshot has one subvolume, not those in it.
     assert_eq!(shown(".snapshots/home/ada/mail/x"), set(&["letter"]));
     assert_eq!(shown(".snapshots/x/home/ada"), set(&[]));
-    assert_eq!(text(&at(&mounted, ".snapshots/home/ada/mail/x/letter")).unwrap(), "Dear Ada");
-    assert_eq!(
-        text(&at(&mounted, ".snapshots/home/ada/mail/old/x/letter")).unwrap(),
-        "Dear Charles"
-    );
-    expect_errno(fs::metadata(at(&mounted, ".snapshots/none")), &[Errno::NOENT]);
+    assert_eq!(text(&mounted.at(".snapshots/home/ada/mail/x/letter")).unwrap(), "Dear Ada");
+    assert_eq!(text(&mounted.at(".snapshots/home/ada/mail/old/x/letter")).unwrap(), "Dear Charles");
+    expect_errno(fs::metadata(mounted.at(".snapshots/none")), &[Errno::NOENT]);
     // They move with their subvolume.
-    fs::rename(at(&mounted, "home/ada/mail"), at(&mounted, "post")).unwrap();
+    fs::rename(mounted.at("home/ada/mail"), mounted.at("post")).unwrap();
     assert_eq!(shown(".snapshots"), set(&["post", "x"]));
-    assert_eq!(text(&at(&mounted, ".snapshots/post/x/letter")).unwrap(), "Dear Ada");
+    assert_eq!(text(&mounted.at(".snapshots/post/x/letter")).unwrap(), "Dear Ada");
     // A subvolume with snapshots stays.
     mounted.succeeds(&["snapshot", "delete", "dir/post/old", "x"]);
     mounted.succeeds(&["subvolume", "delete", "dir/post/old"]);
     let told = mounted.exits_with(1, &["subvolume", "delete", "dir/post"]);
     assert!(told.contains("has snapshots") && told.contains("delete those first"), "{told}");
-    fs::remove_file(at(&mounted, "post/letter")).unwrap();
-    expect_errno(fs::remove_dir(at(&mounted, "post")), &[Errno::BUSY]);
+    fs::remove_file(mounted.at("post/letter")).unwrap();
+    expect_errno(fs::remove_dir(mounted.at("post")), &[Errno::BUSY]);
     mounted.succeeds(&["snapshot", "delete", "dir/post", "x"]);
     mounted.succeeds(&["subvolume", "delete", "dir/post"]);
     assert_eq!(shown(".snapshots"), set(&["x"]));
-    end(&mounted);
+    mounted.end();
 }
 
 /// Names can be any bytes, and there can be many of them.
 #[test]
 fn every_snapshot_is_listed() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     let long = |letter: &str| letter.repeat(255);
     for name in [&long("a"), &long("b"), &long("\u{1}"), "\u{1b}[1m\"", " ", "..."] {
         mounted.succeeds(&["snapshot", "create", "dir", name]);
@@ -403,18 +384,18 @@ fn every_snapshot_is_listed() {
     assert!(told.is_dir(), "{told:?}");
     let all = listed(&mounted, "dir");
     assert_eq!(all.len(), 7);
-    assert_eq!(names(&at(&mounted, ".snapshots")), all.into_iter().map(|one| one.0).collect());
+    assert_eq!(names(&mounted.at(".snapshots")), all.into_iter().map(|one| one.0).collect());
     let list = mounted.succeeds(&["snapshot", "list", "dir"]);
     assert!(list.lines().count() == 8 && list.starts_with("created "), "{list}");
     assert!(list.chars().all(|letter| letter == '\n' || !letter.is_control()), "{list:?}");
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
 fn an_error_says_what_to_do() {
-    let Some(mounted) = mounted() else { return };
-    fs::create_dir(at(&mounted, "plain")).unwrap();
-    fs::write(at(&mounted, "file"), "").unwrap();
+    let Some(mounted) = Mounted::with_volume() else { return };
+    fs::create_dir(mounted.at("plain")).unwrap();
+    fs::write(mounted.at("file"), "").unwrap();
     mounted.succeeds(&["snapshot", "create", "dir", "one"]);
     let long = "x".repeat(256);
     for (arguments, expected) in [
@@ -440,23 +421,23 @@ fn an_error_says_what_to_do() {
         assert_eq!(told.lines().count(), 1, "{told}");
     }
     assert_eq!(listed(&mounted, "dir").len(), 1);
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
 fn a_name_of_the_user_comes_first() {
-    let Some(mounted) = mounted() else { return };
-    let one = at(&mounted, ".snapshots/one");
+    let Some(mounted) = Mounted::with_volume() else { return };
+    let one = mounted.at(".snapshots/one");
     // Made by an earlier version, or in a mount that shows another subvolume.
     mounted.succeeds(&["subvolume", "create", "dir/sub"]);
-    fs::create_dir_all(at(&mounted, "sub/.snapshots/one")).unwrap();
-    fs::write(at(&mounted, "sub/.snapshots/one/own"), "own").unwrap();
+    fs::create_dir_all(mounted.at("sub/.snapshots/one")).unwrap();
+    fs::write(mounted.at("sub/.snapshots/one/own"), "own").unwrap();
     mounted.succeeds(&["snapshot", "create", "dir/sub", "one"]);
     remount(&mounted, "subvolume=257");
     assert_eq!(text(&one.join("own")).unwrap(), "own");
-    fs::rename(at(&mounted, ".snapshots"), at(&mounted, "moved")).unwrap();
+    fs::rename(mounted.at(".snapshots"), mounted.at("moved")).unwrap();
     assert_eq!(text(&one.join(".snapshots/one/own")).unwrap(), "own");
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
@@ -464,13 +445,13 @@ fn a_snapshot_belongs_to_the_owner_of_its_subvolume() {
     if !is_root() {
         return;
     }
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     fs::set_permissions(mounted.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     mounted.succeeds(&["subvolume", "create", "dir/own", "dir/closed"]);
-    chown(at(&mounted, "own"), Some(4711), Some(4711)).unwrap();
-    fs::write(at(&mounted, "own/secret"), "secret").unwrap();
-    fs::set_permissions(at(&mounted, "own/secret"), fs::Permissions::from_mode(0o600)).unwrap();
-    fs::write(at(&mounted, "closed/file"), "file").unwrap();
+    chown(mounted.at("own"), Some(4711), Some(4711)).unwrap();
+    fs::write(mounted.at("own/secret"), "secret").unwrap();
+    fs::set_permissions(mounted.at("own/secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(mounted.at("closed/file"), "file").unwrap();
     let as_other = |program: &str, arguments: &[&str]| {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(mounted.folder.path());
@@ -482,7 +463,7 @@ fn a_snapshot_belongs_to_the_owner_of_its_subvolume() {
         return;
     }
     mounted.succeeds(&["snapshot", "create", "dir/closed", "one"]);
-    fs::set_permissions(at(&mounted, "closed"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(mounted.at("closed"), fs::Permissions::from_mode(0o700)).unwrap();
     assert!(!cairn(&["snapshot", "create", "dir", "one"]));
     assert!(!cairn(&["snapshot", "create", "dir/closed", "two"]));
     assert!(cairn(&["snapshot", "create", "dir/own", "one"]));
@@ -493,20 +474,20 @@ fn a_snapshot_belongs_to_the_owner_of_its_subvolume() {
     assert!(!as_other("cat", &["dir/.snapshots/own/one/secret"]));
     // What is closed now is closed in its snapshots, too, that were made before.
     assert!(!as_other("cat", &["dir/.snapshots/closed/one/file"]));
-    assert_eq!(text(&at(&mounted, ".snapshots/closed/one/file")).unwrap(), "file");
+    assert_eq!(text(&mounted.at(".snapshots/closed/one/file")).unwrap(), "file");
     assert!(cairn(&["snapshot", "delete", "dir/own", "one"]));
     assert!(!cairn(&["snapshot", "delete", "dir/closed", "one"]));
-    end(&mounted);
+    mounted.end();
 }
 
 #[test]
 fn a_file_handle_leads_into_its_snapshot_or_nowhere() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     if !is_root() {
         eprintln!("left out: opening by a handle takes root");
         return;
     }
-    let (live, one) = (at(&mounted, ""), at(&mounted, ".snapshots/one"));
+    let (live, one) = (mounted.at(""), mounted.at(".snapshots/one"));
     fs::create_dir(live.join("directory")).unwrap();
     fs::write(live.join("directory/file"), "first").unwrap();
     mounted.succeeds(&["snapshot", "create", "dir", "one"]);
@@ -543,17 +524,17 @@ fn a_file_handle_leads_into_its_snapshot_or_nowhere() {
         expect_errno(content(in_snapshot), &[Errno::STALE]);
     }
     assert_eq!(content(of_live).unwrap(), "second");
-    end(&mounted);
+    mounted.end();
 }
 
 /// With the kernel's writeback cache, it accepts what the server refuses later.
 #[test]
 fn cached_writes_do_not_stay() {
-    let Some(mounted) = mounted() else { return };
-    fs::write(at(&mounted, "file"), "content").unwrap();
+    let Some(mounted) = Mounted::with_volume() else { return };
+    fs::write(mounted.at("file"), "content").unwrap();
     mounted.succeeds(&["snapshot", "create", "dir", "one"]);
     remount(&mounted, "writeback=on");
-    let file = at(&mounted, ".snapshots/one/file");
+    let file = mounted.at(".snapshots/one/file");
     let write = || {
         let mut written = OpenOptions::new().read(true).write(true).open(&file).unwrap();
         let refused = written.write_all(b"something longer").and_then(|()| written.sync_all());
@@ -571,14 +552,14 @@ fn cached_writes_do_not_stay() {
     // That is nothing to a new snapshot.
     write();
     mounted.succeeds(&["snapshot", "create", "dir", "two"]);
-    assert_eq!(text(&at(&mounted, ".snapshots/two/file")).unwrap(), "content");
-    end(&mounted);
+    assert_eq!(text(&mounted.at(".snapshots/two/file")).unwrap(), "content");
+    mounted.end();
 }
 
 #[test]
 fn a_mount_lists_snapshots_if_it_is_told() {
-    let Some(mounted) = mounted() else { return };
-    let live = at(&mounted, "");
+    let Some(mounted) = Mounted::with_volume() else { return };
+    let live = mounted.at("");
     for number in 0..500 {
         fs::write(live.join(format!("{number:0100}")), "").unwrap();
     }
@@ -593,22 +574,22 @@ fn a_mount_lists_snapshots_if_it_is_told() {
     let found = succeeds("find", &[".", "-name", "0*7"], &live);
     assert_eq!(found.lines().count(), 100);
     assert_eq!(names(&live.join(".snapshots/one")).len(), 500);
-    end(&mounted);
+    mounted.end();
 }
 
 /// What no fsync has made durable, and what only the kernel has.
 #[test]
 fn a_snapshot_has_what_was_written_before() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     for options in ["writeback=off", "writeback=on"] {
         remount(&mounted, options);
-        let path = at(&mounted, "file");
+        let path = mounted.at("file");
         let file = File::create(&path).unwrap();
         for number in 0..20 {
             let content = number.to_string().repeat(1 + 2000 * number as usize);
             file.set_len(0).unwrap();
             file.write_all_at(content.as_bytes(), 0).unwrap();
-            fs::write(at(&mounted, &number.to_string()), "").unwrap();
+            fs::write(mounted.at(&number.to_string()), "").unwrap();
             let name = number.to_string();
             mounted.succeeds(&["snapshot", "create", "dir", &name]);
             // It is durable, too.
@@ -618,7 +599,7 @@ fn a_snapshot_has_what_was_written_before() {
                 mounted.succeeds(&["umount", "dir"]);
                 mounted.succeeds(&["mount", "-o", options, "image", "dir"]);
                 for number in 0..20 {
-                    let one = at(&mounted, &format!(".snapshots/{number}"));
+                    let one = mounted.at(&format!(".snapshots/{number}"));
                     let content = number.to_string().repeat(1 + 2000 * number);
                     assert!(text(&one.join("file")).unwrap() == content, "{number}");
                     assert!(names(&one).contains(&number.to_string()));
@@ -629,10 +610,10 @@ fn a_snapshot_has_what_was_written_before() {
         }
         for number in 0..20 {
             mounted.succeeds(&["snapshot", "delete", "dir", &number.to_string()]);
-            fs::remove_file(at(&mounted, &number.to_string())).unwrap();
+            fs::remove_file(mounted.at(&number.to_string())).unwrap();
         }
     }
-    end(&mounted);
+    mounted.end();
 }
 
 /// Set also when a test fails.
@@ -647,9 +628,9 @@ impl Drop for SetAtEnd<'_> {
 /// Programs use snapshots that come and go, and the live files beside them.
 #[test]
 fn readers_see_a_snapshot_whole_or_not_at_all() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     const FILES: usize = 40;
-    let path = |name: &str, file: usize| at(&mounted, &format!("{name}/{file}"));
+    let path = |name: &str, file: usize| mounted.at(&format!("{name}/{file}"));
     let write = |round: usize| {
         for file in 0..FILES {
             fs::write(path("", file), round.to_string().repeat(5000)).unwrap();
@@ -665,7 +646,7 @@ fn readers_see_a_snapshot_whole_or_not_at_all() {
                     assert!([Errno::NOENT, Errno::STALE].map(Errno::raw_os_error).contains(&errno));
                 };
                 while !is_over.load(Ordering::Acquire) {
-                    for name in names(&at(&mounted, ".snapshots")) {
+                    for name in names(&mounted.at(".snapshots")) {
                         let expected = name.repeat(5000);
                         for file in 0..FILES {
                             match text(&path(&format!(".snapshots/{name}"), file)) {
@@ -689,5 +670,5 @@ fn readers_see_a_snapshot_whole_or_not_at_all() {
         drop(over);
     });
     assert!(read.load(Ordering::Relaxed) > 0);
-    end(&mounted);
+    mounted.end();
 }

@@ -15,13 +15,6 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
-fn mounted() -> Option<Mounted> {
-    let mounted = Mounted::new()?;
-    mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
-    mounted.succeeds(&["mount", "image", "dir"]);
-    Some(mounted)
-}
-
 fn listed(mounted: &Mounted) -> Vec<(u64, Option<String>)> {
     let list: Value =
         serde_json::from_str(&mounted.succeeds(&["subvolume", "list", "dir", "--json"])).unwrap();
@@ -32,7 +25,7 @@ fn listed(mounted: &Mounted) -> Vec<(u64, Option<String>)> {
 
 #[test]
 fn a_subvolume_is_a_directory_for_every_program() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     let at = |name: &str| mounted.path(&format!("dir/{name}"));
     // The kernel remembers that there was no such name.
     assert!(fs::metadata(at("sub")).is_err());
@@ -72,7 +65,7 @@ fn a_subvolume_is_a_directory_for_every_program() {
 /// Names can be any bytes, and paths as long as a tree is deep.
 #[test]
 fn every_name_is_listed() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     let at = |name: &[u8]| mounted.path("dir").join(OsStr::from_bytes(name));
     let make = |path: &Path| {
         let mut command = mounted.command(&["subvolume", "create"]);
@@ -96,7 +89,7 @@ fn every_name_is_listed() {
 
 #[test]
 fn a_subvolume_goes_with_all_that_is_in_it() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     let at = |name: &str| mounted.path(&format!("dir/{name}"));
     mounted.succeeds(&["subvolume", "create", "dir/sub"]);
     for number in 0..50 {
@@ -124,7 +117,7 @@ fn a_subvolume_goes_with_all_that_is_in_it() {
 
 #[test]
 fn a_mount_shows_the_subvolume_that_it_is_told() {
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     let at = |name: &str| mounted.path(&format!("dir/{name}"));
     mounted.succeeds(&["subvolume", "create", "dir/sub"]);
     fs::write(at("sub/file"), "inside").unwrap();
@@ -151,7 +144,7 @@ fn other_users_make_subvolumes_where_they_may_make_directories() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    let Some(mounted) = mounted() else { return };
+    let Some(mounted) = Mounted::with_volume() else { return };
     let at = |name: &str| mounted.path(&format!("dir/{name}"));
     fs::set_permissions(mounted.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     fs::create_dir(at("own")).unwrap();

@@ -248,7 +248,7 @@ fn a_repair_makes_no_snapshot_worse() {
         if matches!(tree, TREE_ROOTS | TREE_SUBVOLUMES) {
             let reasons = repaired.findings.iter().map(|finding| &finding.not_repaired_because);
             let mut reasons = reasons.flatten();
-            assert!(reasons.any(|reason| reason.contains("cairn extract")), "{repaired}");
+            assert!(reasons.any(|reason| reason.contains("cairn fsck --extract")), "{repaired}");
             assert_eq!(errors(&before), errors(&after), "{block}");
             continue;
         }

@@ -23,6 +23,33 @@ impl Mounted {
         Some(Self { folder, _alone: alone })
     }
 
+    /// With a new volume of 64 MiB, mounted.
+    pub fn with_volume() -> Option<Self> {
+        let mounted = Self::new()?;
+        mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
+        mounted.succeeds(&["mount", "image", "dir"]);
+        Some(mounted)
+    }
+
+    /// Ends the mount, and checks the volume with its data.
+    #[track_caller]
+    pub fn end(&self) {
+        self.succeeds(&["umount", "dir"]);
+        self.succeeds(&["fsck", "--data", "image"]);
+    }
+
+    /// The same, and a new mount.
+    #[track_caller]
+    pub fn remount(&self) {
+        self.end();
+        self.succeeds(&["mount", "image", "dir"]);
+    }
+
+    /// What has this name in the mount.
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.path(&format!("dir/{name}"))
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -280,13 +280,13 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
     } else if superblock.features.has_snapshots() && lost(TREE_SUBVOLUMES) {
         Some(
             "the tree that names the snapshots is damaged, and a repair would lose them; copy the \
-             files out with `cairn extract`, and make a new volume",
+             files out with `cairn fsck --extract`, and make a new volume",
         )
     } else if superblock.features.has_snapshots() && lost(TREE_DEAD) && files_lost {
         Some(
             "the dead lists of the snapshots are damaged together with files, so nothing shows \
-             which nodes are only those of snapshots; copy the files out with `cairn extract`, and \
-             make a new volume",
+             which nodes are only those of snapshots; copy the files out with `cairn fsck \
+             --extract`, and make a new volume",
         )
     } else {
         None
