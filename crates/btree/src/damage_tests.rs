@@ -231,7 +231,7 @@ fn flipped_bytes_never_pass() {
     }
 }
 
-/// Changes the first keys of all inner nodes: some to the smallest, others to one before the second.
+/// Changes the first keys of all inner nodes: some to the smallest, others to one below the second.
 fn change_first_keys(volume: &TestVolume, pointer: NodePointer) -> u64 {
     let mut node = node_at(volume, pointer.block);
     let Some(level) = node.level().checked_sub(1) else { return 0 };

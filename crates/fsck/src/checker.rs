@@ -1,7 +1,7 @@
 //! The state that the passes share: results of one pass for the next.
 use crate::block_set::BlockSet;
 use crate::file_tree::FileTree;
-use crate::forks::{self, Lineage};
+use crate::forks::{self, Foreign, Lineage};
 use crate::overlay::Counters;
 use crate::reader::Reader;
 use crate::report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics};
@@ -78,6 +78,8 @@ pub(crate) struct Checker<'a> {
     pub(crate) trees: BTreeMap<TreeId, FileTree>,
     /// From pass `Trees`: the items of the subvolumes.
     pub(crate) subvolumes: BTreeMap<TreeId, SubvolumeItem>,
+    /// From pass `Trees`: what forks have and can't have from their origins.
+    pub(crate) foreign: BTreeMap<TreeId, Vec<Foreign>>,
     /// Volumes with more forks: what these share with their origins is not read.
     pub(crate) forks_whole_max: usize,
     /// From pass `Items`: inodes of forks, which the superblock doesn't count.
@@ -129,6 +131,7 @@ impl<'a> Checker<'a> {
             counters: Counters::new(&superblock),
             trees: BTreeMap::from([(TREE_FILES, FileTree::new(TREE_FILES))]),
             subvolumes: BTreeMap::new(),
+            foreign: BTreeMap::new(),
             forks_whole_max: forks::WHOLE_MAX,
             fork_inodes: 0,
             snapshots: Snapshots::default(),

@@ -14,7 +14,8 @@ fn written(change: impl FnOnce(&mut SnapshotVolume)) -> TestVolume {
     built.volume
 }
 
-/// Expects an error with this text, and that a repair changes nothing.
+/// Expects an error with this text, and that a repair leaves no other errors than damaged snapshots
+/// and data, or that it refuses and changes nothing.
 #[track_caller]
 fn expect(text: &str, change: impl FnOnce(&mut SnapshotVolume)) -> Report {
     let volume = written(change);
@@ -24,13 +25,27 @@ fn expect(text: &str, change: impl FnOnce(&mut SnapshotVolume)) -> Report {
 #[track_caller]
 fn expect_in(text: &str, volume: &TestVolume) -> Report {
     let report = volume.assert_error(text);
+    expect_repair(volume, &report);
+    report
+}
+
+/// Whether it was not refused.
+#[track_caller]
+fn expect_repair(volume: &TestVolume, report: &Report) -> bool {
     let before = content(volume);
     let repaired = volume.repair();
     let reasons = repaired.findings.iter().filter_map(|f| f.not_repaired_because.as_deref());
     let mut reasons = reasons.filter(|reason| reason.contains("cairn fsck --extract"));
-    assert!(repaired.errors > 0 && reasons.next().is_some(), "{repaired}");
-    assert!(content(volume) == before, "a repair changed something: {repaired}");
-    report
+    if reasons.next().is_some() {
+        assert!(repaired.errors > 0, "{repaired}");
+        assert!(content(volume) == before, "a repair changed something: {repaired}");
+        return false;
+    }
+    let after = volume.check();
+    let mut errors = after.findings.iter().filter(|finding| finding.severity == Severity::Error);
+    let may_stay = errors.all(|error| matches!(error.pass, PassId::Snapshots | PassId::Data));
+    assert!(may_stay, "{after}\n{repaired}\n{report}");
+    true
 }
 
 fn content(volume: &TestVolume) -> Vec<u8> {
@@ -395,6 +410,25 @@ fn counters_and_bitmaps_of_a_volume_with_forks_are_repaired() {
     built.volume.assert_clean();
 }
 
+/// Forks in which a repair changes nothing keep their trees, and share them with their origins.
+#[test]
+fn a_repair_makes_no_tree_anew_without_need() {
+    let mut built = full();
+    for index in 0..62 {
+        built.fork("first", &format!("fork-{index}"));
+    }
+    built.commit();
+    let inode = built.volume.inode(LARGE);
+    built.volume.put_inode(LARGE, &InodeItem { blocks: inode.blocks + 1, ..inode });
+    built.commit();
+    built.write();
+    let report = built.volume.assert_error("blocks, but there are");
+    assert!(expect_repair(&built.volume, &report));
+    built.volume.assert_clean();
+    let (before, after) = (report.statistics.nodes, built.volume.check().statistics.nodes);
+    assert!(after < before + 20, "{after} nodes after {before}");
+}
+
 #[test]
 fn of_many_forks_only_what_is_their_own_is_read() {
     let many = |count: u64| {
@@ -447,8 +481,8 @@ fn of_many_forks_only_what_is_their_own_is_read() {
     expect_in("): extent item of 20 bytes", &built.volume);
 }
 
-/// Whatever node is damaged, it is found, a repair leaves all as it is, and a reader goes through
-/// what is left.
+/// Whatever node is damaged, it is found and repaired, unless it says which snapshots there are; a
+/// reader goes through what is left.
 #[test]
 fn damage_is_found() {
     let mut built = full();
@@ -464,15 +498,15 @@ fn damage_is_found() {
     assert!(own > 4 && nodes.len() > 20, "{nodes:?}");
     let image = content(&built.volume);
     for (index, block) in nodes.into_iter().enumerate() {
+        let tree = built.volume.read_node(block).tree();
         built.volume.flip(block, 5000, 1);
         let report = built.volume.check();
         assert!(report.errors > 0, "{block}: {report}");
-        let before = content(&built.volume);
-        let repaired = built.volume.repair();
-        assert!(repaired.errors > 0 && content(&built.volume) == before, "{block}: {repaired}");
         let reader = TreeReader::open(&built.volume.device, &mut |_| {}).unwrap();
         let walked = Walk::new(&reader).count();
         assert!(walked > 2 && (index >= own || walked > 20), "{block}: {walked}");
+        let is_repaired = expect_repair(&built.volume, &report);
+        assert_eq!(is_repaired, !matches!(tree, TREE_ROOTS | TREE_SUBVOLUMES), "{block}: {report}");
         built.volume.device.write(0, &[&image]).unwrap();
     }
 }

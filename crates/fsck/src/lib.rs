@@ -142,7 +142,9 @@ pub fn check_accepting(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Report, FsckError> {
     let device = &second_try::SecondTry(device);
-    let checker = run(device, CheckOptions { repair: false, ..*options }, progress)?;
+    let forks_whole_max = if options.repair { usize::MAX } else { forks::WHOLE_MAX };
+    let first = CheckOptions { repair: false, ..*options };
+    let checker = run(device, first, forks_whole_max, progress)?;
     if !options.repair || checker.report.errors + checker.report.warnings == 0 {
         return Ok(checker.report);
     }
@@ -156,14 +158,14 @@ pub fn check_accepting(
         checker.report.findings.iter().filter(is_given_up).filter_map(Finding::object).collect();
     if !checker.needs_rebuild && given_up.is_empty() {
         drop(checker);
-        return Ok(run(device, *options, progress)?.report);
+        return Ok(run(device, *options, forks_whole_max, progress)?.report);
     }
     let result = repair::rebuild(&checker, &given_up)?;
     let before = checker.report;
     match result {
         repair::RepairResult::Impossible(obstacle) => Ok(before.not_repaired(obstacle)),
         repair::RepairResult::Repaired(summary) => {
-            let after = run(device, *options, progress)?.report;
+            let after = run(device, *options, forks_whole_max, progress)?.report;
             Ok(before.repaired_to(after, summary))
         }
     }
@@ -173,10 +175,12 @@ pub fn check_accepting(
 fn run<'a>(
     device: &'a dyn BlockDevice,
     options: CheckOptions,
+    forks_whole_max: usize,
     progress: &'a mut dyn FnMut(Progress),
 ) -> Result<checker::Checker<'a>, FsckError> {
     let superblocks = superblocks::read(device)?;
     let mut checker = checker::Checker::new(device, options, superblocks, progress);
+    checker.forks_whole_max = forks_whole_max;
     passes::run(&mut checker)?;
     paths::add(&mut checker)?;
     Ok(checker)

@@ -14,8 +14,25 @@ use cairn_format::{
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// The problem of a node in words, and its block.
-type Problem = (BlockNumber, String);
+/// Something in a fork that it can't have from its origin.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Foreign {
+    /// The node of the fork that refers to it.
+    pub(crate) block: BlockNumber,
+    pub(crate) problem: String,
+    /// The key of the extent, unless it is a node.
+    pub(crate) extent: Option<Key>,
+}
+
+impl Foreign {
+    fn node(block: BlockNumber, problem: String) -> Self {
+        Self { block, problem, extent: None }
+    }
+
+    fn extent(leaf: BlockNumber, key: Key, problem: &str) -> Self {
+        Self { block: leaf, problem: format!("extent {key:?}: {problem}"), extent: Some(key) }
+    }
+}
 
 /// An extent, or a part of one, that a leaf of the fork has from the origin.
 struct SharedExtent {
@@ -46,7 +63,7 @@ pub(crate) fn not_of_origin(
     checker: &Checker<'_>,
     snapshots: &BTreeMap<TreeId, SubvolumeSnapshots>,
     root: &ExpectedNode,
-) -> Vec<Problem> {
+) -> Vec<Foreign> {
     let origin = checker.subvolumes.get(&root.tree).and_then(|item| item.origin);
     let Some(origin) = origin else { return Vec::new() };
     let of = snapshots.get(&origin.subvolume);
@@ -85,6 +102,12 @@ fn extents(leaf: &Node) -> impl Iterator<Item = (Key, Extent)> {
     items.filter_map(|(key, value)| Some((key, Extent::decode(value).ok()?)))
 }
 
+/// Whether none of its extents is hidden by damage.
+fn has_readable_extents(leaf: &Node) -> bool {
+    let mut items = leaf.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
+    items.all(|(_, value)| Extent::decode(value).is_ok())
+}
+
 /// A sum over the blocks from `skip` on, of what they hold.
 fn sum_of(extent: &Extent, skip: u64, blocks: u64) -> u64 {
     let of_block = |index: u64| {
@@ -97,14 +120,14 @@ fn sum_of(extent: &Extent, skip: u64, blocks: u64) -> u64 {
 
 /// What the nodes below `root` that are the fork's own have from the origin; and what of it they
 /// have twice.
-fn gather(reader: &Reader<'_>, root: &ExpectedNode) -> (Shared, Vec<Problem>) {
+fn gather(reader: &Reader<'_>, root: &ExpectedNode) -> (Shared, Vec<Foreign>) {
     let (mut shared, mut problems) = (Shared::default(), Vec::new());
     let (mut todo, mut met) = (vec![(*root, root.pointer.block)], HashSet::new());
     while let Some((expected, parent)) = todo.pop() {
         let pointer = expected.pointer;
         if expected.is_of_origin() {
             if shared.nodes.insert(pointer.block.0, (pointer, parent, false)).is_some() {
-                problems.push((parent, twice(pointer.block.0)));
+                problems.push(Foreign::node(parent, twice(pointer.block.0)));
             }
         } else if met.insert(pointer.block)
             && let Some(node) = read(reader, &expected)
@@ -135,7 +158,7 @@ fn gather(reader: &Reader<'_>, root: &ExpectedNode) -> (Shared, Vec<Problem>) {
         let first = extent.range.start.0;
         let is_alone = first >= end;
         if !is_alone {
-            problems.push((extent.leaf, format!("extent {:?}: {}", extent.key, twice(first))));
+            problems.push(Foreign::extent(extent.leaf, extent.key, &twice(first)));
         }
         end = end.max(extent.range.end().0);
         is_alone
@@ -167,7 +190,10 @@ fn look_up(reader: &Reader<'_>, root: &ExpectedNode, shared: &mut Shared) -> boo
             match read(reader, &expected) {
                 None => all_read = false,
                 Some(node) if node.level() > 0 => todo.extend(children(&expected, &node)),
-                Some(node) => extents(&node).for_each(|(_, extent)| shared.find(&extent)),
+                Some(node) => {
+                    all_read &= has_readable_extents(&node);
+                    extents(&node).for_each(|(_, extent)| shared.find(&extent));
+                }
             }
         }
     }
@@ -201,7 +227,7 @@ fn missing(
     snapshot: NodePointer,
     shared: &Shared,
     shown: &str,
-) -> Vec<Problem> {
+) -> Vec<Foreign> {
     // What is below shared nodes was not read: is it there?
     let missing = |extent: &&SharedExtent| (extent.missing, extent.sum) != (0, 0);
     let lost: BTreeSet<u64> =
@@ -222,7 +248,7 @@ fn missing(
             true => twice(block.0),
             false => format!("the node at block {block}, born {born}, is not in {shown}"),
         };
-        (*parent, problem)
+        Foreign::node(*parent, problem)
     });
     let extents = shared.extents.iter().filter(missing);
     let extents = extents.map(|extent| {
@@ -235,9 +261,9 @@ fn missing(
         } else {
             format!("{} blocks at {start}, born {birth}, are not in {shown}", range.blocks)
         };
-        (extent.leaf, format!("extent {key:?}: {problem}"))
+        Foreign::extent(extent.leaf, *key, &problem)
     });
-    let mut problems: Vec<Problem> = nodes.chain(extents).collect();
+    let mut problems: Vec<Foreign> = nodes.chain(extents).collect();
     problems.sort();
     problems
 }

@@ -5,7 +5,7 @@
 //! or one of its dead lists has them. So each must be one of that snapshot ([`not_of_origin`]).
 mod compare;
 
-pub(crate) use compare::not_of_origin;
+pub(crate) use compare::{Foreign, not_of_origin};
 
 use crate::checker::Checker;
 use crate::report::{Finding, PassId, Severity, Structure};
@@ -118,10 +118,14 @@ pub(crate) fn check(checker: &mut Checker<'_>) {
         let Some(root) = checker.snapshots.root_of(id) else { continue };
         let newest = checker.superblock.generation;
         let root = ExpectedNode::root(id, root, newest).with(checker.lineage_of(id));
-        for (block, problem) in not_of_origin(checker, &checker.snapshots.of, &root) {
+        let foreign = not_of_origin(checker, &checker.snapshots.of, &root);
+        for Foreign { block, problem, .. } in &foreign {
             let problem = format!("tree {id}: {problem}");
             let finding = Finding::new(PassId::Trees, Severity::Error, Structure::Item, problem);
             checker.found(finding.at(block.0).in_subvolume(id));
+        }
+        if !foreign.is_empty() {
+            checker.foreign.insert(id, foreign);
         }
     }
 }

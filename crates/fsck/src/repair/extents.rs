@@ -1,8 +1,10 @@
 //! Decides which extents a repaired volume keeps: those within the volume that share no block with
-//! another. If some share a block, those whose data matches their checksums come first.
+//! another. If some share a block, those whose data matches their checksums come first. What a fork
+//! has inherited is left alone here.
 //!
 //! If two extents of one file hold data of the same file block, the one whose data matches its
 //! checksums gets the block, or else the newer one. The other one keeps the rest.
+use super::forks::Forks;
 use super::gather::{GatheredInode, GatheredTrees};
 use crate::block_set::BlockSet;
 use crate::object::ObjectId;
@@ -11,7 +13,7 @@ use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, Generation, blocks_for_bytes,
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Drops the extents that can't be kept.
-pub(super) fn sort_out(trees: &mut GatheredTrees, reader: &Reader<'_>) {
+pub(super) fn sort_out(trees: &mut GatheredTrees, reader: &Reader<'_>, forks: &Forks) {
     for inode in inodes(trees) {
         let (mut end, mut overlap) = (0, false);
         inode.extents.retain(|&block, extent| {
@@ -31,7 +33,11 @@ pub(super) fn sort_out(trees: &mut GatheredTrees, reader: &Reader<'_>) {
     }
     let (mut once, mut twice) =
         (BlockSet::new(reader.blocks_present()), BlockSet::new(reader.blocks_present()));
-    for extent in inodes(trees).flat_map(|inode| inode.extents.values()) {
+    let own = trees.iter().flat_map(|(id, tree)| {
+        let extents = tree.inodes.values().flat_map(|inode| inode.extents.values());
+        extents.filter(|extent| !forks.has_inherited(*id, extent.generation))
+    });
+    for extent in own {
         for block in extent
             .range()
             .range()
@@ -44,8 +50,15 @@ pub(super) fn sort_out(trees: &mut GatheredTrees, reader: &Reader<'_>) {
     }
     let mut kept = BlockSet::new(reader.blocks_present());
     for round in [ClaimRound::Alone, ClaimRound::Verified, ClaimRound::Rest] {
-        for inode in inodes(trees) {
+        let inodes = trees.iter_mut().flat_map(|(id, tree)| {
+            let inodes = tree.inodes.values_mut();
+            inodes.map(|inode| (*id, inode))
+        });
+        for (id, inode) in inodes {
             inode.extents.retain(|_, extent| {
+                if forks.has_inherited(id, extent.generation) {
+                    return true;
+                }
                 let shared = extent.range().range().any(|block| twice.contains(block));
                 let claims = match round {
                     ClaimRound::Alone => !shared,

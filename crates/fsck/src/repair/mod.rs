@@ -4,14 +4,18 @@
 //! a mount would replay it, and leaves that only a damaged node led to (`salvage`). It drops what
 //! can't be kept and counts the rest anew (`gather`, `extents`, `amend`); inodes without a name
 //! move to `lost+found`. What happens to subvolumes is in `subvolumes`, and to their snapshots,
-//! which stay as they are, in `snapshots`. Then all of it becomes durable at once (`write`): a
-//! crash leaves the volume as it was before.
+//! which stay as they are, in `snapshots`, to forks in `forks`. Then all of it becomes durable at
+//! once (`write`): a crash leaves the volume as it was before.
 //!
 //! It needs memory for all items of the volume.
 mod amend;
 mod extents;
+mod forks;
 mod found;
 mod gather;
+mod held_runs;
+mod inherited;
+mod kept_trees;
 mod losses;
 mod salvage;
 mod snapshots;
@@ -23,7 +27,6 @@ use crate::FsckError;
 use crate::bitmaps::{Allocation, allocation};
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
-use crate::forks;
 use crate::item_stream::{Item, Visitor, visit};
 use crate::object::ObjectId;
 use crate::report::{Finding, Losses};
@@ -91,13 +94,15 @@ pub(crate) fn rebuild(
         return Ok(RepairResult::Impossible("nothing of the file tree can be read"));
     }
     let mut trees = gathered(items);
-    let found = subvolumes::found(checker, &subvolume_items, &mut trees);
+    let mut found = subvolumes::found(checker, &subvolume_items, &mut trees);
+    let forks = forks::Forks::of(checker, &mut found, &trees);
     let (mut lost, mut losses) = losses::of(&trees, &checker.lost_nodes, &salvaged);
-    extents::sort_out(&mut trees, &checker.reader);
-    let mut references = snapshots::References::of_snapshots(checker, &trees);
+    extents::sort_out(&mut trees, &checker.reader, &forks);
+    let mut references = snapshots::References::of_snapshots(checker, &trees, &forks);
     lost.extend(references.take_dropped());
     let dropped = extents::drop_damaged(&mut trees, &checker.reader, given_up)
-        + references.cut_conflicts(&mut trees, &checker.reader);
+        + references.leave_foreign(&mut trees, checker, &forks)
+        + references.cut_conflicts(&mut trees, &checker.reader, &forks);
     losses.data_blocks = losses.data_blocks.saturating_add(dropped);
     let superblock_index = checker.superblocks.index_of_newest();
     let generation = next_generation(checker, superblock_index);
@@ -111,11 +116,16 @@ pub(crate) fn rebuild(
     let rescued = amend::amend(&mut trees, &rules, find_homes, &mut next_inode);
     losses::add_paths(&trees, &mut lost);
     // The extents of inodes that turned out to be no files are gone.
-    references.leave_to_subvolumes(&mut trees, generation);
+    references.leave_to_subvolumes(&mut trees, generation, &forks);
+    let unchanged = kept_trees::unchanged(checker, &forks, &trees)?;
+    references.leave_nodes(&unchanged.nodes);
     let mut kept = BlockSet::new(checker.reader.blocks_present());
     let inodes = trees.values().flat_map(|tree| tree.inodes.values());
     for extent in inodes.flat_map(|inode| inode.extents.values()) {
         kept.insert(extent.range());
+    }
+    for node in &unchanged.nodes {
+        kept.insert(*node);
     }
     references.add_blocks(&mut kept);
     let log_tail = LogPosition {
@@ -128,6 +138,9 @@ pub(crate) fn rebuild(
     };
     let commit = write::RepairCommit {
         generation,
+        kept: unchanged.roots,
+        has_forks: !forks.is_empty(),
+        inodes: write::counted_inodes(&trees, &forks),
         next_inode,
         next_tree: next_tree(checker, &trees),
         next_list: lists.next_list,
@@ -135,7 +148,7 @@ pub(crate) fn rebuild(
         log_tail,
         superblock_index,
     };
-    let trees = write::trees(&trees, &subvolumes, lists);
+    let trees = write::trees(&trees, &subvolumes, lists, &commit.kept);
     if !write::commit(
         checker,
         &trees,
@@ -272,11 +285,6 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
         Some("the device is shorter than the volume")
     } else if counters.iter().any(|counter| *counter > COUNTER_WRITABLE_MAX - COUNTED_MAX) {
         Some("a counter is at its end")
-    } else if forks::exist(checker) {
-        Some(
-            "the volume has forks, and this version can't repair what they share with other \
-             subvolumes; copy the files out with `cairn fsck --extract`, and make a new volume",
-        )
     } else if superblock.features.has_snapshots() && lost(TREE_SUBVOLUMES) {
         Some(
             "the tree that names the snapshots is damaged, and a repair would lose them; copy the \

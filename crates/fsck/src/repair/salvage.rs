@@ -8,7 +8,9 @@
 //!    removed items; restoring those is better than leaving out items in use, and is reported.
 //! 3. Of these leaves, take the items whose keys belong where a node is missing, unless a newer
 //!    leaf holds that range.
-//! 4. Check whether that is all: compare the blocks found with the number of blocks in use that the
+//! 4. A fork that shares a lost node with a tree where it is lost, too, gets the same items. Where
+//!    a fork alone lacks a node that it has inherited, nothing is looked for.
+//! 5. Check whether that is all: compare the blocks found with the number of blocks in use that the
 //!    superblock states.
 use super::found::{FoundLeaf, FoundNodes, Version, children};
 use super::versions::{self, KeyClaims};
@@ -91,7 +93,8 @@ pub(super) fn lost_leaves(
     let trees: Vec<DamagedTree<'_>> = ids
         .into_iter()
         .map(|id| {
-            let lost: Vec<_> = checker.lost_nodes.iter().filter(|lost| lost.concerns(id)).collect();
+            let of_tree = checker.lost_nodes.iter().filter(|lost| lost.concerns(id));
+            let lost: Vec<_> = of_tree.filter(|lost| !is_inherited(checker, lost)).collect();
             let is_lost = lost.iter().any(|lost| lost.pointer.is_none());
             DamagedTree { id, lost, found: found.get(&id).unwrap_or(&nothing), is_lost }
         })
@@ -101,6 +104,8 @@ pub(super) fn lost_leaves(
         [tree] if tree.is_lost => versions::whole_tree(checker, tree.found),
         _ => None,
     };
+    let inherited: Vec<&LostNode> =
+        checker.lost_nodes.iter().filter(|lost| is_inherited(checker, lost)).collect();
     let mut account = Account::default();
     for tree in &trees {
         let leaves = tree.found.leaves.values();
@@ -110,8 +115,9 @@ pub(super) fn lost_leaves(
             None => versions::current(&tree.lost, allocation, tree.found),
         };
         leaves.sort_by_key(|leaf| std::cmp::Reverse(leaf.generation));
-        let items = items.entry(tree.id).or_default();
-        let in_use = merge(&checker.reader, tree, &leaves, items, &mut salvaged);
+        let of_tree = items.entry(tree.id).or_default();
+        let in_use = merge(&checker.reader, tree, &leaves, of_tree, &mut salvaged);
+        give_to_forks(checker, tree, &in_use, &inherited, items);
         if whole.is_none() && !allocation.trusted {
             let no_pointer_left = |leaf: &&&FoundLeaf| {
                 let mut lost = tree.lost.iter().filter(|lost| lost.leaf().is_none());
@@ -123,10 +129,56 @@ pub(super) fn lost_leaves(
             account.add(checker, tree, &in_use, &mut salvaged);
         }
     }
+    for lost in inherited {
+        let is_shared = trees.iter().flat_map(|tree| &tree.lost).any(|other| is_same(lost, other));
+        if let Some(pointer) = lost.pointer.filter(|_| !is_shared) {
+            salvaged.lost_leaves.insert(pointer.block, (lost.tree, lost.keys));
+        }
+    }
     if whole.is_none() {
         account.finish(checker, &mut salvaged);
     }
     salvaged
+}
+
+/// Whether a fork has inherited a lost node.
+fn is_inherited(checker: &Checker<'_>, lost: &LostNode) -> bool {
+    let lineage = checker.lineage_of(lost.tree);
+    lost.pointer.is_some_and(|pointer| lineage.is_of_origin(pointer.generation))
+}
+
+/// Whether both pointers lead to the same node.
+fn is_same(one: &LostNode, other: &LostNode) -> bool {
+    let version = |lost: &LostNode| lost.pointer.map(|pointer| (pointer.block, pointer.generation));
+    one.pointer.is_some() && version(one) == version(other)
+}
+
+/// Step 4, for what was found of `tree`: leaves `in_use`.
+fn give_to_forks(
+    checker: &Checker<'_>,
+    tree: &DamagedTree<'_>,
+    in_use: &[&FoundLeaf],
+    inherited: &[&LostNode],
+    items: &mut ItemsByTree,
+) {
+    let is_shared = |lost: &&LostNode| tree.lost.iter().any(|other| is_same(lost, other));
+    let shared: Vec<&LostNode> = inherited.iter().copied().filter(is_shared).collect();
+    if shared.is_empty() {
+        return;
+    }
+    for leaf in in_use {
+        let Ok(node) = checker.reader.node(leaf.block) else { continue };
+        for lost in shared.iter().filter(|lost| lost.touches(&leaf.first, &leaf.last)) {
+            let pointer = lost.pointer.map(|pointer| pointer.generation);
+            if pointer.is_none_or(|generation| leaf.generation > generation) {
+                continue;
+            }
+            let of_fork = items.entry(lost.tree).or_default();
+            for (key, value) in node.items().filter(|(key, _)| lost.holds(key)) {
+                of_fork.entry(key).or_insert_with(|| value.to_vec());
+            }
+        }
+    }
 }
 
 /// Step 3. Returns the leaves that are in use where a node is missing.
@@ -212,7 +264,7 @@ fn needed_blocks(checker: &Checker<'_>) -> u64 {
     checker.superblock.used_blocks.saturating_sub(checker.referenced.count())
 }
 
-/// Step 4: the blocks of the trees with lost nodes.
+/// Step 5: the blocks of the trees with lost nodes.
 #[derive(Default)]
 struct Account {
     present_blocks: u64,

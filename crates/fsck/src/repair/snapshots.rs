@@ -7,15 +7,18 @@
 //! 1. Find all references of the snapshots, the newest first, so that each is kept in the list of
 //!    the last one that has it ([`References::of_snapshots`]). Where a snapshot's nodes can't be
 //!    read, the runs that stood in its lists are kept, too.
-//! 2. Blocks that a subvolume has otherwise than its snapshots: it keeps them only if its data
+//! 2. What forks have inherited must be among them (`inherited`).
+//! 3. Blocks that a subvolume has otherwise than its snapshots: it keeps them only if its data
 //!    matches the checksums ([`References::cut_conflicts`]).
-//! 3. What a subvolume still has is no dead run ([`References::leave_to_subvolumes`]).
-//! 4. The rest makes the new lists ([`References::settle`]).
+//! 4. What a subvolume still has is no dead run ([`References::leave_to_subvolumes`]).
+//! 5. The rest makes the new lists ([`References::settle`]).
 //!
 //! If references contradict each other, a run is kept for more snapshots than have it; never for
 //! fewer. Memory: a few words for each run of blocks that snapshots have, and for each node.
 use super::extents::verifies;
+use super::forks::{Forks, can_stay};
 use super::gather::GatheredTrees;
+use super::held_runs::{HeldRun, HeldRuns, add, overlapping, take};
 use super::subvolumes::Subvolumes;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
@@ -28,30 +31,18 @@ use cairn_format::{
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Blocks that snapshots of a subvolume have.
-#[derive(Clone, Copy)]
-struct HeldRun {
-    end: u64,
-    birth: Generation,
-    is_node: bool,
-    subvolume: TreeId,
-    /// The newest snapshot that has them.
-    last: Generation,
-}
-
 /// A snapshot that stays.
-struct KeptSnapshot {
+pub(super) struct KeptSnapshot {
     item: SnapshotItem,
     /// Whether all of its tree can be read.
-    is_whole: bool,
+    pub(super) is_whole: bool,
 }
 
 /// See the [module](self).
 #[derive(Default)]
 pub(super) struct References {
-    snapshots: BTreeMap<(TreeId, Generation), KeptSnapshot>,
-    /// By first block; they don't overlap.
-    runs: BTreeMap<u64, HeldRun>,
+    pub(super) snapshots: BTreeMap<(TreeId, Generation), KeptSnapshot>,
+    pub(super) runs: HeldRuns,
     /// Snapshots that could not stay.
     dropped: Vec<Finding>,
 }
@@ -70,22 +61,36 @@ pub(super) struct NewLists {
 struct Walk<'w, 'a> {
     reader: &'w Reader<'a>,
     id: TreeId,
+    /// Births up to this one are inherited, and whether all of that can be read.
+    inherited: (Generation, bool),
     last: Generation,
-    runs: &'w mut BTreeMap<u64, HeldRun>,
+    runs: &'w mut HeldRuns,
     /// Nodes met, and whether all below them can be read.
     nodes: HashMap<u64, bool>,
 }
 
 impl References {
     /// Step 1, for the snapshots of subvolumes that stay.
-    pub(super) fn of_snapshots(checker: &Checker<'_>, trees: &GatheredTrees) -> Self {
+    pub(super) fn of_snapshots(
+        checker: &Checker<'_>,
+        trees: &GatheredTrees,
+        forks: &Forks,
+    ) -> Self {
         let mut this = Self::default();
         for (&id, of) in &checker.snapshots.of {
             let (reader, runs) = (&checker.reader, &mut this.runs);
-            let mut walk = Walk { reader, id, last: Generation(0), runs, nodes: HashMap::new() };
+            // Origins have lower ids.
+            let inherited = forks.origin_of(id).map_or((Generation(0), true), |origin| {
+                let snapshot = this.snapshots.get(&(origin.subvolume, origin.generation));
+                (origin.generation, snapshot.is_some_and(|snapshot| snapshot.is_whole))
+            });
+            let (last, nodes) = (Generation(0), HashMap::new());
+            let mut walk = Walk { reader, id, inherited, last, runs, nodes };
             for (&generation, item) in of.snapshots.iter().rev() {
-                let is_possible = generation.0 > 0 && generation <= checker.superblock.generation;
-                if !is_possible || !trees.contains_key(&id) {
+                if item.is_hidden && !forks.need(id, generation) {
+                    continue;
+                }
+                if !can_stay(checker, trees, id, generation) {
                     let problem = shown(item, generation);
                     let finding =
                         Finding::new(PassId::Trees, Severity::Error, Structure::Item, problem);
@@ -130,20 +135,27 @@ impl References {
         }
     }
 
-    /// Step 2. Returns how many blocks the subvolumes lose.
-    pub(super) fn cut_conflicts(&self, trees: &mut GatheredTrees, reader: &Reader<'_>) -> u64 {
+    /// Step 3. Returns how many blocks the subvolumes lose.
+    pub(super) fn cut_conflicts(
+        &self,
+        trees: &mut GatheredTrees,
+        reader: &Reader<'_>,
+        forks: &Forks,
+    ) -> u64 {
         let mut dropped = 0;
         for (&id, tree) in trees.iter_mut() {
             for inode in tree.inodes.values_mut() {
                 let is_bad = |extent: &Extent, (from, to): &(u64, u64)| {
                     !verifies(reader, &extent.slice(from - extent.start.0, to - from))
                 };
+                let own =
+                    |(_, extent): &(&u64, &Extent)| !forks.has_inherited(id, extent.generation);
                 let bad_parts = |(&block, extent): (&u64, &Extent)| {
                     let mut conflicts = self.conflicts(id, extent);
                     conflicts.retain(|part| is_bad(extent, part));
                     (!conflicts.is_empty()).then_some((block, conflicts))
                 };
-                let bad: Vec<_> = inode.extents.iter().filter_map(bad_parts).collect();
+                let bad: Vec<_> = inode.extents.iter().filter(own).filter_map(bad_parts).collect();
                 for (block, conflicts) in bad {
                     let Some(extent) = inode.extents.remove(&block) else { continue };
                     let (mut at, end) = (extent.start.0, extent.range().end().0);
@@ -175,15 +187,20 @@ impl References {
         overlapping.map(|(from, run)| (from.max(start), run.end.min(end))).collect()
     }
 
-    /// Step 3, when it is settled what the subvolumes have.
-    pub(super) fn leave_to_subvolumes(&mut self, trees: &mut GatheredTrees, repair: Generation) {
+    /// Step 4, when it is settled what the subvolumes have.
+    pub(super) fn leave_to_subvolumes(
+        &mut self,
+        trees: &mut GatheredTrees,
+        repair: Generation,
+        forks: &Forks,
+    ) {
         for (&id, tree) in trees.iter_mut() {
             let of_id = (id, Generation(0))..=(id, Generation(u64::MAX));
             let Some((&(_, boundary), _)) = self.snapshots.range(of_id).next_back() else {
                 continue;
             };
             let extents = tree.inodes.values_mut().flat_map(|inode| inode.extents.values_mut());
-            for extent in extents {
+            for extent in extents.filter(|extent| !forks.has_inherited(id, extent.generation)) {
                 let birth = extent.generation;
                 let taken = take(&mut self.runs, extent.range());
                 let own = taken.iter().filter(|run| run.subvolume == id);
@@ -204,9 +221,17 @@ impl References {
         for (id, tree) in trees.iter() {
             let has_snapshots = self.snapshots.keys().any(|(of, _)| of == id);
             let inodes = tree.inodes.values().filter(|_| !has_snapshots);
-            for extent in inodes.flat_map(|inode| inode.extents.values()) {
+            let extents = inodes.flat_map(|inode| inode.extents.values());
+            for extent in extents.filter(|extent| !forks.has_inherited(*id, extent.generation)) {
                 take(&mut self.runs, extent.range());
             }
+        }
+    }
+
+    /// The same, of nodes of trees that stay.
+    pub(super) fn leave_nodes(&mut self, nodes: &[BlockRange]) {
+        for node in nodes {
+            take(&mut self.runs, *node);
         }
     }
 
@@ -222,7 +247,7 @@ impl References {
         std::mem::take(&mut self.dropped)
     }
 
-    /// Step 4: each snapshot begins a new list. `None` if there are more runs than a list takes.
+    /// Step 5: each snapshot begins a new list. `None` if there are more runs than a list takes.
     pub(super) fn settle(
         self,
         checker: &Checker<'_>,
@@ -248,12 +273,14 @@ impl References {
         let mut lists: BTreeMap<(TreeId, Generation), u64> = BTreeMap::new();
         for (&(id, generation), KeptSnapshot { item, .. }) in &self.snapshots {
             let mut item = item.clone();
-            while !names.insert((id, item.name.clone())) {
+            while !item.is_hidden && !names.insert((id, item.name.clone())) {
                 let suffix = format!(".{generation}").into_bytes();
                 item.name.truncate(SnapshotItem::NAME_BYTES_MAX - suffix.len());
                 item.name.extend(suffix);
             }
-            if !numbers.insert(item.number) {
+            if item.is_hidden {
+                item.number = 0;
+            } else if !numbers.insert(item.number) {
                 item.number =
                     (1..SubvolumeItem::NUMBER_END).find(|number| !numbers.contains(number))?;
                 numbers.insert(item.number);
@@ -297,6 +324,9 @@ impl Walk<'_, '_> {
         if !is_possible {
             return false;
         }
+        if generation <= self.inherited.0 {
+            return self.inherited.1;
+        }
         if let Some(is_whole) = self.nodes.get(&block.0) {
             return *is_whole;
         }
@@ -325,7 +355,9 @@ impl Walk<'_, '_> {
                                 && (1..=generation.0).contains(&extent.generation.0) =>
                         {
                             let (range, birth) = (extent.range(), extent.generation);
-                            self.add(DeadRun { range, birth, is_node: false });
+                            if birth > self.inherited.0 {
+                                self.add(DeadRun { range, birth, is_node: false });
+                            }
                         }
                         _ => is_whole = false,
                     }
@@ -339,52 +371,4 @@ impl Walk<'_, '_> {
     fn add(&mut self, run: DeadRun) {
         add(self.runs, self.id, self.last, &run);
     }
-}
-
-/// Those that have one of the blocks, with their first blocks.
-fn overlapping(
-    runs: &BTreeMap<u64, HeldRun>,
-    start: u64,
-    end: u64,
-) -> impl Iterator<Item = (u64, HeldRun)> {
-    let before = runs.range(..start).next_back().filter(move |(_, run)| run.end > start);
-    before.into_iter().chain(runs.range(start..end)).map(|(start, run)| (*start, *run))
-}
-
-/// Adds what of a run is not there. Where it is there with another birth, the older one counts.
-fn add(runs: &mut BTreeMap<u64, HeldRun>, subvolume: TreeId, last: Generation, run: &DeadRun) {
-    let (start, end) = (run.range.start.0, run.range.end().0);
-    let known: Vec<(u64, HeldRun)> = overlapping(runs, start, end).collect();
-    let whole = known.is_empty();
-    let new =
-        |end| HeldRun { end, birth: run.birth, is_node: run.is_node && whole, subvolume, last };
-    let mut at = start;
-    for (first, other) in known {
-        if at < first {
-            runs.insert(at, new(first));
-        }
-        at = other.end;
-        if other.subvolume == subvolume && other.birth > run.birth {
-            runs.insert(first, HeldRun { birth: run.birth, ..other });
-        }
-    }
-    if at < end {
-        runs.insert(at, new(end));
-    }
-}
-
-/// Takes these blocks out. Returns the runs that had some.
-fn take(runs: &mut BTreeMap<u64, HeldRun>, range: BlockRange) -> Vec<HeldRun> {
-    let (start, end) = (range.start.0, range.end().0);
-    let known: Vec<(u64, HeldRun)> = overlapping(runs, start, end).collect();
-    for &(first, run) in &known {
-        runs.remove(&first);
-        if first < start {
-            runs.insert(first, HeldRun { end: start, is_node: false, ..run });
-        }
-        if run.end > end {
-            runs.insert(end, HeldRun { is_node: false, ..run });
-        }
-    }
-    known.into_iter().map(|(_, run)| run).collect()
 }

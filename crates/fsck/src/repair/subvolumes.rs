@@ -5,6 +5,7 @@
 //! - A dying one stays so. Its items were being removed, so the repair leaves them all out.
 //! - Its home is a directory with an entry that names it: that in its item, or else the first. One
 //!   without a home, or in a circle of subvolumes, moves to `lost+found` of the first subvolume.
+//! - A fork may still have names of subvolumes of its origin. These are left out.
 //! - The items state the homes; that of the first subvolume is always the same.
 use super::gather::GatheredTrees;
 use crate::checker::Checker;
@@ -67,6 +68,7 @@ pub(super) fn homes(
 ) -> SubvolumeHomes {
     let mut homes = SubvolumeHomes::new();
     for (&id, tree) in trees {
+        let names_others = items.get(&id).is_some_and(|item| item.names_others);
         let directories =
             tree.inodes.iter().filter(|(_, inode)| inode.file_type() == Some(FileType::Directory));
         for (&directory, inode) in directories {
@@ -74,7 +76,8 @@ pub(super) fn homes(
                 let EntryTarget::Subvolume(named) = entry.target else { continue };
                 let stated = items.get(&named).map(|item| (item.parent, item.directory.0));
                 let believed = stated == Some((id, directory));
-                if trees.contains_key(&named) && (believed || !homes.contains_key(&named)) {
+                let possible = believed || !names_others && !homes.contains_key(&named);
+                if trees.contains_key(&named) && possible {
                     homes.insert(named, (id, directory));
                 }
             }
@@ -140,6 +143,7 @@ pub(super) fn settled(
         items.insert(id, SubvolumeItem { generation: made, ..item });
         trees.insert(id, Default::default());
     }
+    items.values_mut().for_each(|item| item.names_others = false);
     number(&mut items);
     Some(items)
 }

@@ -9,6 +9,7 @@
 //! 3. Write the superblock into the slot that does not hold the current one; flush. It has a new
 //!    log epoch, so nothing of the log is replayed on top of it. *Crash, torn: the old superblock.*
 //! 4. Write the superblock's copy, then the other slot, each flushed.
+use super::forks::Forks;
 use super::gather::{GatheredItems, GatheredTrees};
 use super::snapshots::NewLists;
 use super::subvolumes::Subvolumes;
@@ -18,14 +19,15 @@ use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::reader::{Reader, write_block};
 use cairn_format::{
-    Bitmap, BlockNumber, BlockRange, ChildPointer, Generation, Geometry, INODE_ORPHANS,
+    Bitmap, BlockNumber, BlockRange, ChildPointer, Features, Generation, Geometry, INODE_ORPHANS,
     InodeNumber, ItemKind, Key, LogPosition, NODE_BLOCKS, Node, NodePointer, RootItem,
     SubvolumeItem, Superblock, TREE_DEAD, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
     bitmap_generations_checksum, encode_orphan,
 };
+use std::collections::BTreeMap;
 
 /// The items of a new tree of files, in key order.
-fn file_items(gathered: &GatheredItems) -> Vec<(Key, Vec<u8>)> {
+pub(super) fn file_items(gathered: &GatheredItems) -> Vec<(Key, Vec<u8>)> {
     let mut items = Vec::new();
     for (&number, inode) in &gathered.inodes {
         let key = |kind, offset| Key::new(InodeNumber(number), kind, offset);
@@ -73,12 +75,19 @@ fn file_items(gathered: &GatheredItems) -> Vec<(Key, Vec<u8>)> {
 /// A new tree: its items in key order.
 pub(super) type NewTree = (TreeId, Vec<(Key, Vec<u8>)>);
 
-/// The new trees besides the root tree, by their ids: those of files, that of the subvolumes if
-/// there are such, and that of dead runs if there may be snapshots.
+/// Inodes that the superblock counts: not those of forks.
+pub(super) fn counted_inodes(trees: &GatheredTrees, forks: &Forks) -> u64 {
+    let counted = trees.iter().filter(|(id, _)| forks.origin_of(**id).is_none());
+    counted.map(|(_, tree)| tree.inodes.len() as u64).sum()
+}
+
+/// The new trees besides the root tree, by their ids: those of files that are not `kept`, that of
+/// the subvolumes if there are such, and that of dead runs if there may be snapshots.
 pub(super) fn trees(
     files: &GatheredTrees,
     subvolumes: &Subvolumes,
     snapshots: NewLists,
+    kept: &BTreeMap<TreeId, NodePointer>,
 ) -> Vec<NewTree> {
     let item =
         |(id, item): (&TreeId, &SubvolumeItem)| (Key::subvolume(*id), item.encode().to_vec());
@@ -88,7 +97,8 @@ pub(super) fn trees(
         (TREE_SUBVOLUMES, items)
     });
     let dead = snapshots.dead.map(|items| (TREE_DEAD, items));
-    let files = files.iter().map(|(id, tree)| (*id, file_items(tree)));
+    let files = files.iter().filter(|(id, _)| !kept.contains_key(id));
+    let files = files.map(|(id, tree)| (*id, file_items(tree)));
     dead.into_iter().chain(subvolumes).chain(files).collect()
 }
 
@@ -181,6 +191,11 @@ fn free_clusters(
 /// What the repair commits besides the items.
 pub(super) struct RepairCommit {
     pub(super) generation: Generation,
+    /// Trees that stay where they are.
+    pub(super) kept: BTreeMap<TreeId, NodePointer>,
+    pub(super) has_forks: bool,
+    /// Inodes that the superblock counts.
+    pub(super) inodes: u64,
     pub(super) next_inode: u64,
     pub(super) next_tree: TreeId,
     pub(super) next_list: u64,
@@ -208,11 +223,13 @@ pub(super) fn commit(
         free,
         used: Vec::new(),
     };
-    let mut root_items = Vec::new();
+    let mut roots = commit.kept.clone();
     for (id, items) in trees {
         let Some(root) = writer.tree(*id, items)? else { return Ok(false) };
-        root_items.push((Key::root(*id), RootItem { root }.encode().to_vec()));
+        roots.insert(*id, root);
     }
+    let item = |(id, root)| (Key::root(id), RootItem { root }.encode().to_vec());
+    let root_items: Vec<_> = roots.into_iter().map(item).collect();
     let Some(root) = writer.tree(TREE_ROOTS, &root_items)? else { return Ok(false) };
     let mut referenced = extents.clone();
     for &node in &writer.used {
@@ -228,15 +245,19 @@ pub(super) fn commit(
         write_block(device, address, &bitmap.encode(checker.reader.volume, address))?;
     }
     device.flush()?;
-    let is_inode = |(key, _): &&(Key, Vec<u8>)| key.kind == ItemKind::Inode as u8;
+    let mut features = checker.superblock.features;
+    if commit.has_forks {
+        features.incompatible |= Features::FORKS;
+    }
     let superblock = Superblock {
         generation: commit.generation,
+        features,
         root,
         next_inode: commit.next_inode,
         log_epoch: checker.superblock.log_epoch + 1,
         log_tail: commit.log_tail,
         used_blocks: referenced.count(),
-        inodes: trees.iter().flat_map(|(_, items)| items).filter(is_inode).count() as u64,
+        inodes: commit.inodes,
         next_tree: commit.next_tree,
         next_list: commit.next_list,
         default_subvolume: commit.default_subvolume,

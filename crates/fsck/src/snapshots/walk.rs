@@ -68,21 +68,21 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
             if below.is_whole && total <= CHECKED_WHOLE_MAX {
                 let problems = forks::not_of_origin(checker, &all, &root);
                 let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
-                for (block, problem) in problems {
+                for forks::Foreign { block, problem, .. } in problems {
                     walk.report(Some(block), Structure::Item, problem);
                 }
                 is_damaged |= walk.found;
             }
             // What a fork's snapshot has from the origin can be read if that snapshot can.
             let of_origin = checker.subvolumes.get(&id).and_then(|item| item.origin);
-            let is_readable = of_origin.is_none_or(|origin| {
-                let snapshot = (origin.subvolume, origin.generation);
-                !is_damaged && !checker.snapshots.damaged.contains(&snapshot)
+            let lacks_inherited = of_origin.is_some_and(|origin| {
+                checker.snapshots.damaged.contains(&(origin.subvolume, origin.generation))
             });
+            let is_readable = of_origin.is_none() || !is_damaged && !lacks_inherited;
             if below.is_whole && is_readable && total <= CHECKED_WHOLE_MAX {
                 is_damaged |= check_whole(checker, id, generation, snapshot)?;
             }
-            if is_damaged {
+            if is_damaged || lacks_inherited {
                 checker.snapshots.damaged.insert((id, generation));
             }
             done += 1;

@@ -1,0 +1,86 @@
+//! Trees in which a repair changes nothing.
+use super::forks::Forks;
+use super::gather::GatheredTrees;
+use super::write::file_items;
+use crate::FsckError;
+use crate::checker::Checker;
+use crate::item_stream::{Item, Visitor, visit};
+use cairn_format::{BlockNumber, BlockRange, Key, NodePointer, TreeId};
+use std::collections::BTreeMap;
+
+/// Trees that stay where they are.
+#[derive(Default)]
+pub(super) struct KeptTrees {
+    pub(super) roots: BTreeMap<TreeId, NodePointer>,
+    /// Their own nodes.
+    pub(super) nodes: Vec<BlockRange>,
+}
+
+/// Compares the items of a tree with others.
+struct Comparison<'i> {
+    others: std::slice::Iter<'i, (Key, Vec<u8>)>,
+    is_same: bool,
+}
+
+impl Visitor for Comparison<'_> {
+    fn item(&mut self, item: Item<'_>) -> Result<(), FsckError> {
+        let other = self.others.next();
+        self.is_same &=
+            other.is_some_and(|(key, value)| *key == item.key && value[..] == *item.value);
+        Ok(())
+    }
+    fn leaves_done(&mut self, _done: u64) {}
+}
+
+/// The forks that are to have the items that their trees have already.
+pub(super) fn unchanged(
+    checker: &Checker<'_>,
+    forks: &Forks,
+    trees: &GatheredTrees,
+) -> Result<KeptTrees, FsckError> {
+    let mut kept = KeptTrees::default();
+    for id in forks.ids() {
+        let (Some(wanted), Some(tree)) = (trees.get(&id), checker.trees.get(&id)) else { continue };
+        let Some(root) = checker.snapshots.root_of(id).filter(|_| tree.has_root) else { continue };
+        let is_whole = !tree.is_dying
+            && tree.changes.items.is_empty()
+            && !checker.foreign.contains_key(&id)
+            && !checker.lost_nodes.iter().any(|lost| lost.concerns(id));
+        if !is_whole {
+            continue;
+        }
+        let items = file_items(wanted);
+        let mut comparison = Comparison { others: items.iter(), is_same: true };
+        visit(&checker.reader, tree, &mut comparison)?;
+        if comparison.is_same && comparison.others.next().is_none() {
+            let nodes = own_nodes(checker, forks, id, root);
+            kept.nodes.extend(nodes.into_iter().map(BlockRange::node));
+            kept.roots.insert(id, root);
+        }
+    }
+    Ok(kept)
+}
+
+/// The nodes of a fork that it has not inherited.
+fn own_nodes(
+    checker: &Checker<'_>,
+    forks: &Forks,
+    id: TreeId,
+    root: NodePointer,
+) -> Vec<BlockNumber> {
+    let (mut todo, mut own) = (vec![root], Vec::new());
+    while let Some(pointer) = todo.pop() {
+        if forks.has_inherited(id, pointer.generation) {
+            continue;
+        }
+        own.push(pointer.block);
+        let Some(level) = pointer.level.checked_sub(1) else { continue };
+        let Ok(node) = checker.reader.node(pointer.block) else { continue };
+        todo.extend((0..node.count()).map(|index| node.child(index)).map(|child| NodePointer {
+            block: child.block,
+            generation: child.generation,
+            level,
+        }));
+    }
+    own
+}
