@@ -303,7 +303,7 @@ fn next_tree(checker: &Checker<'_>, trees: &GatheredTrees) -> TreeId {
 fn default_subvolume(checker: &Checker<'_>, subvolumes: &subvolumes::Subvolumes) -> TreeId {
     let default = checker.superblock.default_subvolume;
     let items = subvolumes.as_ref();
-    let lives = items.and_then(|items| items.get(&default)).is_some_and(|item| !item.is_dying);
+    let lives = items.and_then(|items| items.get(&default)).is_some_and(|item| !item.is_nameless());
     if lives { default } else { TREE_FILES }
 }
 

@@ -37,7 +37,7 @@ pub(super) fn found(
             items.entry(id).or_insert(item);
         }
     }
-    let is_dying = |id: &TreeId| items.get(id).is_some_and(|item| item.is_dying);
+    let is_dying = |id: &TreeId| items.get(id).is_some_and(|item| item.is_nameless());
     let with_snapshots: BTreeSet<TreeId> = checker
         .snapshots
         .of
