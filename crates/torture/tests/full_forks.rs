@@ -1,6 +1,6 @@
 //! Space and removal with forks: volumes are filled by subvolumes, snapshots of them, and forks of
-//! both. Then all of that is removed in a random order, as far as one thing does not need another,
-//! also by power failures in the middle. Each time the volume is as empty as it was.
+//! both. Then all of that is removed in a random order: subvolumes before what has come from them,
+//! too, and also by power failures in the middle. Each time the volume is as empty as it was.
 #[path = "full_snapshots/small.rs"]
 mod small;
 
@@ -12,6 +12,7 @@ use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, fill, format};
 use cairn_torture::seed_from_environment;
 use small::{DIRECTORY, VOLUME_BYTES, change_some, expect_used, open, remove_files, used};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const ROUNDS: u32 = 4;
@@ -126,6 +127,8 @@ fn remove_all(volume: &Volume, random: &mut Seeded) {
     loop {
         let (mut all, mut tried) = (0, 0);
         let mut snapshots = snapshots(volume);
+        // Those of one subvolume are deleted until the next turn.
+        let named: BTreeSet<u64> = snapshots.iter().map(|(id, _)| *id).collect();
         let mut subvolumes = subvolumes(volume).split_off(1);
         let mut refused = Vec::new();
         while snapshots.len() + subvolumes.len() > 0 {
@@ -137,14 +140,17 @@ fn remove_all(volume: &Volume, random: &mut Seeded) {
                 tried += 1;
                 continue;
             }
-            let (_, place) = subvolumes.swap_remove(at - snapshots.len());
+            let (root, place) = subvolumes.swap_remove(at - snapshots.len());
+            let id = volume.subvolume_of(root).expect("it exists").0;
             let (directory, name) = place.expect("all others have a name");
             match volume.remove_subvolume(directory, &name) {
                 Ok(()) => tried += 1,
-                // It has copies, or has the name of one.
-                Err(error @ (Error::Busy | Error::NotEmpty | Error::NoSpace)) => {
+                Err(error @ Error::Busy) => {
+                    assert!(named.contains(&id), "only its forks need {name:?}");
                     refused.push((name, error));
                 }
+                // It has the name of a copy.
+                Err(error @ (Error::NotEmpty | Error::NoSpace)) => refused.push((name, error)),
                 Err(error) => panic!("removing a subvolume: {error}"),
             }
         }
