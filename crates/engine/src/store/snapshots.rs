@@ -496,17 +496,21 @@ impl Store {
         Ok(is_wanted || self.trees.any_fork_of(snapshot)?)
     }
 
-    /// Whether the subvolume has snapshots that keep it from being removed, wanted ones too, or
-    /// runs that are to be freed first. Hidden snapshots stay without it.
+    /// Whether anything of snapshots keeps the subvolume from being removed: a wanted one, one with
+    /// a name, or runs that are to be freed first. Hidden snapshots stay when it goes.
     pub(super) fn keeps_its_name(&self, subvolume: &Subvolume) -> Result<bool> {
-        let is_wanted = self.cut_work.wants(subvolume.slot, None)
-            || self.cut_work.wants_fork_of(Source::Head(subvolume.slot, subvolume.id));
-        let is_named = |item: Result<(_, SnapshotItem)>| item.map(|(_, item)| !item.is_hidden);
-        let mut snapshots = self.trees.all_snapshot_items(subvolume.id).map(is_named);
-        let named = snapshots.find(|is_named| !matches!(is_named, Ok(false)));
-        Ok(is_wanted
-            || named.transpose()?.is_some()
-            || self.trees.cleanups(subvolume.id).next().transpose()?.is_some())
+        let (id, mut has_hidden) = (subvolume.id, false);
+        for item in self.trees.all_snapshot_items(id) {
+            if !item?.1.is_hidden {
+                return Ok(true);
+            }
+            has_hidden = true;
+        }
+        let has_lists = self.trees.dead_lists(id).next().transpose()?.is_some();
+        Ok(has_lists && !has_hidden
+            || self.trees.cleanups(id).next().transpose()?.is_some()
+            || self.cut_work.wants(subvolume.slot, None)
+            || self.cut_work.wants_fork_of(Source::Head(subvolume.slot, id)))
     }
 }
 
@@ -520,10 +524,11 @@ impl Operation<'_> {
         if item.is_held {
             return Err(Error::Busy);
         }
+        let has_forks = store.has_forks(Origin { subvolume: id, generation })?;
         let roots = self.roots_without(id, generation, item.number)?;
         // Before a thread that frees its blocks can come to it.
         store.cut_work.note_readers(id, roots[1]);
-        if store.has_forks(Origin { subvolume: id, generation })? {
+        if has_forks {
             // They need it; it goes with the last of them.
             let key = Key::of_subvolume(id, ItemKind::Snapshot, generation);
             self.note_unlogged_change();
