@@ -1,5 +1,6 @@
 //! Subvolumes that were removed before the forks of their snapshots: each state is in order, and
 //! what contradicts it is found.
+use crate::TreeReader;
 use crate::dump::dump_tree;
 use crate::fork_tests::expect_in;
 use crate::test_lineage_ends::*;
@@ -198,4 +199,41 @@ fn a_dump_shows_the_states() {
         assert!(line.is_some_and(|line| line.ends_with(text)), "{state}: {dump}");
         assert_eq!(dump.contains("gives up the tree at"), state == 2);
     }
+}
+
+/// What was removed is not among what can be copied out.
+#[test]
+fn what_has_no_name_is_not_extracted() {
+    for state in 0..STATES {
+        let (mut built, _) = at(state, true, Key::MIN);
+        built.write();
+        let reader = TreeReader::open(&built.volume.device, &mut |_| {}).unwrap();
+        assert!(reader.findings().is_empty(), "{state}");
+        assert!(reader.subvolumes().all(|id| id != BASE) && reader.subvolumes().count() > 1);
+    }
+}
+
+/// A bit of a field that says where the subvolume stands is another one.
+#[test]
+fn changed_items_are_found() {
+    let fields = [32..40, 64..80, 97..98, 104..120];
+    let mut changed = 0;
+    for (state, byte) in
+        (0..3).flat_map(|state| fields.clone().into_iter().flatten().map(move |byte| (state, byte)))
+    {
+        for bit in [0, 1, 6] {
+            let (mut built, inodes) = at(state, true, Key::MIN);
+            built.volume.superblock.inodes = inodes;
+            let item = item_of(&mut built, BASE);
+            let mut bytes = item.encode();
+            bytes[byte] ^= 1 << bit;
+            let Ok(other) = SubvolumeItem::decode(&bytes) else { continue };
+            *item = other;
+            built.write();
+            let report = built.volume.check();
+            assert!(report.errors > 0, "state {state}, byte {byte}, bit {bit}: {other:?}");
+            changed += 1;
+        }
+    }
+    assert!(changed > 60, "{changed}");
 }
