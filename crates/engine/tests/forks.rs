@@ -381,6 +381,36 @@ fn an_interrupted_removal_of_a_source_goes_on() {
     volume.close().unwrap();
 }
 
+/// A snapshot is deleted, and at once the subvolume, which a fork has come from before: what the
+/// snapshot had is freed first, also if the volume is closed meanwhile.
+#[test]
+fn a_removal_waits_for_cleanups() {
+    let (device, volume, before) = volume_that_had_a_fork();
+    volume.close().unwrap();
+    for round in 0..5 {
+        let volume = open_with(&device, VolumeOptions::default());
+        let root = volume.root();
+        let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+        let id = volume.subvolume_of(base).unwrap().0;
+        volume.fork(base, root, b"fork").unwrap();
+        let files: Vec<_> = (0..1500)
+            .map(|number| put(&volume, base, format!("{number}").as_bytes(), &[1; 5000]))
+            .collect();
+        volume.create_snapshot(base, b"later").unwrap();
+        for file in files {
+            volume.write(file, 0, &[2; 5000]).unwrap();
+        }
+        volume.sync().unwrap();
+        volume.delete_snapshot(id, b"later").unwrap();
+        volume.remove_subvolume(root, b"base").unwrap();
+        volume.close().unwrap();
+        let volume = open(&device, None);
+        volume.remove_subvolume(volume.root(), b"fork").unwrap();
+        assert_eq!(used(&volume), before, "round {round}");
+        volume.close().unwrap();
+    }
+}
+
 /// What a subvolume alone had becomes free when it is removed; what forks have stays, and goes with
 /// the last of them.
 #[test]

@@ -7,7 +7,7 @@ mod small;
 use cairn_blockdev::SimulatedDevice;
 use cairn_engine::{Error, InodeId, Volume};
 use cairn_environment::random::Seeded;
-use cairn_torture::cleanups::{counts, delete_all};
+use cairn_torture::cleanups::{counts, delete_all, wait_for_cleanups};
 use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, fill, format};
 use cairn_torture::seed_from_environment;
@@ -123,7 +123,7 @@ fn fill_with_forks(volume: &Volume, random: &mut Seeded) {
 
 /// Removes all subvolumes and snapshots in a random order. What nothing needs may not be refused,
 /// but for a lack of space as long as something else goes.
-fn remove_all(volume: &Volume, random: &mut Seeded) {
+fn remove_all(volume: &Volume, device: &SimulatedDevice, random: &mut Seeded) {
     loop {
         let (mut all, mut tried) = (0, 0);
         let mut snapshots = snapshots(volume);
@@ -159,6 +159,8 @@ fn remove_all(volume: &Volume, random: &mut Seeded) {
         }
         assert!(tried > 0, "nothing can be removed: {refused:?}, {:?}", volume.space());
     }
+    // Hidden snapshots of the root go with what has come from them.
+    wait_for_cleanups(volume, device).unwrap_or_else(|error| panic!("{error}"));
     remove_files(volume, &[volume.root()]).expect("removing works without snapshots");
 }
 
@@ -173,7 +175,7 @@ fn fills_and_removes(background: bool) {
             expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}: {error}"));
             volume = open(&device, background);
         }
-        remove_all(&volume, &mut random);
+        remove_all(&volume, &device, &mut random);
         expect_used(&volume, &device, before, &format!("round {round}"));
         volume.close().expect("it closes");
         expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}: {error}"));
@@ -201,7 +203,7 @@ fn a_removal_that_was_interrupted_gives_all_back() {
     fill_with_forks(&volume, &mut random);
     volume.sync().expect("what write accepted has its space");
     device.start_recording();
-    remove_all(&volume, &mut random);
+    remove_all(&volume, &device, &mut random);
     volume.close().expect("it closes");
     let mut explorer = device.explorer();
     let (events, mut interrupted) = (explorer.history_len(), 0);
@@ -221,7 +223,7 @@ fn a_removal_that_was_interrupted_gives_all_back() {
             expect_clean(&*state).unwrap_or_else(|error| panic!("{when}, closed: {error}"));
             volume = open(&state, random.chance(1, 2));
         }
-        remove_all(&volume, &mut random);
+        remove_all(&volume, &state, &mut random);
         expect_used(&volume, &state, before, &when);
         volume.close().expect("it closes");
         expect_clean(&*state).unwrap_or_else(|error| panic!("{when}: {error}"));
