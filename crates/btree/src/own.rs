@@ -1,7 +1,7 @@
-//! The end of a fork's tree: the nodes that the fork made are given back, some at a time.
+//! The end of a tree that shares nodes: those that only it has are given back, some at a time.
 //!
-//! What it has inherited stays, unread. So the end costs what the fork has changed, however large
-//! the tree is. The tree itself isn't changed meanwhile: a *cursor* says how far the work is, and
+//! What its snapshots or its origin have, too, stays, unread: that was born up to its boundary. So
+//! the end costs what was changed since then, however large the tree is. The tree itself isn't changed meanwhile: a *cursor* says how far the work is, and
 //! nodes wholly below it are never read again.
 //!
 //! Invariant: an inner node is given back together with the last leaf below it, so the way to what
@@ -19,7 +19,7 @@ use cairn_format::Key;
 /// Items from which on a part is large enough.
 const ITEMS_ENOUGH: usize = 128;
 
-/// Some nodes of a fork, and the items of the leaves among them.
+/// Some nodes that only one tree has, and the items of the leaves among them.
 #[derive(Default)]
 pub struct OwnNodes {
     nodes: Vec<NodeHandle>,
@@ -31,7 +31,7 @@ pub struct OwnNodes {
 }
 
 impl Tree {
-    /// The nodes that were not inherited, from the cursor `from` on: at least those of one leaf.
+    /// The nodes that only this tree has, from the cursor `from` on: at least those of one leaf.
     ///
     /// # Errors
     /// When a node can't be read.
@@ -62,7 +62,7 @@ impl Tree {
         own: &mut OwnNodes,
     ) -> Result<(), TreeError> {
         let is_done = expected.bounds.upper.is_some_and(|upper| upper <= from);
-        if is_done || expected.generation <= self.boundary.origin() {
+        if is_done || expected.generation <= self.boundary.shared_until() {
             return Ok(());
         }
         if expected.level == 0 && own.items.len() >= ITEMS_ENOUGH {

@@ -61,13 +61,43 @@ fn a_fork_is_a_writable_copy() {
     check();
     let (of, it) = (shown(&mounted, "dir/base"), shown(&mounted, "dir/fork"));
     assert_eq!((&of["forks"], &it["origin_subvolume"]), (&Value::from(1), &of["id"]));
-    let failure = mounted.exits_with(1, &["subvolume", "delete", "dir/base"]);
-    assert!(failure.contains("has forks"), "{failure}");
     mounted.remount();
     check();
     mounted.succeeds(&["subvolume", "delete", "dir/fork"]);
     assert!(!fork.exists());
     mounted.succeeds(&["subvolume", "delete", "dir/base"]);
+    mounted.end();
+}
+
+/// A subvolume goes before its forks, unless it has snapshots.
+#[test]
+fn what_forks_come_from_can_be_deleted() {
+    let Some(mounted) = Mounted::with_volume() else { return };
+    mounted.succeeds(&["subvolume", "create", "dir/base"]);
+    let (base, fork) = (mounted.at("base"), mounted.at("fork"));
+    fill(&base);
+    mounted.succeeds(&["snapshot", "create", "dir/base", "kept"]);
+    mounted.succeeds(&["fork", "dir/base", "dir/fork"]);
+    mounted.succeeds(&["fork", "dir/fork", "dir/second"]);
+    let before = tree(&fork);
+    fs::write(base.join("only here"), vec![3; 500_000]).unwrap();
+    let failure = mounted.exits_with(1, &["subvolume", "delete", "dir/base"]);
+    assert!(failure.contains("delete those first"), "{failure}");
+    mounted.succeeds(&["snapshot", "delete", "dir/base", "kept"]);
+    mounted.succeeds(&["subvolume", "delete", "dir/base", "dir/fork"]);
+    for is_new_mount in [false, true] {
+        assert!(!base.exists() && !fork.exists());
+        assert_eq!(tree(&mounted.at("second")), before);
+        let listed = mounted.succeeds(&["subvolume", "list", "--json", "dir"]);
+        let listed: Value = serde_json::from_str(&listed).unwrap();
+        let is_there = |one: &&Value| one["is_being_removed"] == Value::from(false);
+        assert_eq!(listed.as_array().unwrap().iter().filter(is_there).count(), 2, "{listed}");
+        mounted.succeeds(&["stats", "dir"]);
+        if !is_new_mount {
+            mounted.remount();
+        }
+    }
+    mounted.succeeds(&["subvolume", "delete", "dir/second"]);
     mounted.end();
 }
 

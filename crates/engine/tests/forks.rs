@@ -147,15 +147,14 @@ fn a_deleted_snapshot_stays_for_its_forks() {
     let root = volume.root();
     let fork = volume.lookup(root, b"b").unwrap().inode;
     assert_eq!(get(&volume, fork, b"file").unwrap(), [1; 400_000]);
-    // What has forks can't be removed, and nor what is named in a fork.
+    // What names others can't be removed; what only has forks can.
     volume.create_subvolume(fork, b"inner", &DIRECTORY).unwrap();
     assert!(matches!(volume.remove_subvolume(root, b"b"), Err(Error::NotEmpty)));
     let inner = volume.lookup(fork, b"inner").unwrap().inode;
     volume.fork(inner, root, b"other").unwrap();
-    assert!(matches!(volume.remove_subvolume(fork, b"inner"), Err(Error::Busy)));
-    volume.remove_subvolume(root, b"other").unwrap();
     volume.remove_subvolume(fork, b"inner").unwrap();
     volume.remove_subvolume(root, b"b").unwrap();
+    volume.remove_subvolume(root, b"other").unwrap();
     assert_eq!(used(&volume), before);
     volume.close().unwrap();
 }
@@ -247,7 +246,7 @@ fn forks_can_be_compared() {
     volume.close().unwrap();
 }
 
-/// A subvolume can be removed as soon as its forks have lost their names, whatever is left to do.
+/// Subvolumes and their forks are removed in any order, whatever is left to do.
 #[test]
 fn removed_forks_do_not_keep_their_origin() {
     let device = device();
@@ -265,13 +264,39 @@ fn removed_forks_do_not_keep_their_origin() {
         }
         let second = volume.fork(fork, root, b"second").unwrap().inode;
         put(&volume, second, b"own", &[3; 100_000]);
-        assert!(matches!(volume.remove_subvolume(root, b"base"), Err(Error::Busy)));
-        for name in [&b"second"[..], b"fork", b"base"] {
+        let mut names = [&b"second"[..], b"fork", b"base"];
+        names.rotate_left(round % 3);
+        if round % 2 == 0 {
+            names.reverse();
+        }
+        for name in names {
             volume.remove_subvolume(root, name).unwrap();
         }
     }
     assert_eq!(names_in(&volume, root), [""; 0]);
     volume.close().unwrap();
+}
+
+/// Removes the subvolume with this name in the root directory of the volume on `device`, closing
+/// the volume again and again, until only `left` subvolumes are there. Returns how often.
+fn remove_interrupted(device: &Arc<MemoryDevice>, name: &[u8], left: usize) -> u32 {
+    let mut volume = open_with(device, VolumeOptions::default());
+    volume.remove_subvolume(volume.root(), name).unwrap();
+    let (mut rounds, mut is_left) = (0, true);
+    while is_left {
+        volume.close().unwrap();
+        volume = open_with(device, VolumeOptions::default());
+        let free = volume.space().free_blocks;
+        is_left = volume.subvolumes().unwrap().len() > left;
+        // Some of it is done before the next interruption.
+        while is_left && volume.space().free_blocks == free {
+            volume.commit().unwrap();
+            is_left = volume.subvolumes().unwrap().len() > left;
+        }
+        rounds += 1;
+    }
+    volume.close().unwrap();
+    rounds
 }
 
 /// What a fork has made is given back in many steps, between which the volume may be closed.
@@ -294,30 +319,176 @@ fn an_interrupted_removal_goes_on() {
         put(&volume, fork, format!("new-{number}").as_bytes(), &[2; 9000]);
     }
     volume.close().unwrap();
-    let mut volume = open_with(&device, VolumeOptions::default());
-    volume.remove_subvolume(volume.root(), b"fork").unwrap();
-    let (mut rounds, mut is_left) = (0, true);
-    while is_left {
-        volume.close().unwrap();
-        volume = open_with(&device, VolumeOptions::default());
-        let free = volume.space().free_blocks;
-        is_left = volume.subvolumes().unwrap().len() > 1;
-        // Some of it is done before the next interruption.
-        while is_left && volume.space().free_blocks == free {
-            volume.commit().unwrap();
-            is_left = volume.subvolumes().unwrap().len() > 1;
-        }
-        rounds += 1;
-    }
-    eprintln!("{rounds} rounds");
-    assert_eq!(volume.snapshots(FIRST).unwrap(), []);
-    volume.close().unwrap();
+    eprintln!("{} rounds", remove_interrupted(&device, b"fork", 1));
     let volume = open(&device, None);
+    assert_eq!(volume.snapshots(FIRST).unwrap(), []);
     assert_eq!(used(&volume), with_files);
     for number in 0..4000 {
         assert_eq!(get(&volume, volume.root(), &name(number)).unwrap(), [1; 100]);
         volume.unlink(volume.root(), &name(number)).unwrap();
     }
+    assert_eq!(used(&volume), before);
+    volume.close().unwrap();
+}
+
+/// The same, of subvolumes that others have come from: each part of them goes in many steps.
+#[test]
+fn an_interrupted_removal_of_a_source_goes_on() {
+    let (device, volume, before) = volume_that_had_a_fork();
+    let (root, inodes) = (volume.root(), volume.space().inodes);
+    let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+    let name = |number: u32| format!("a-file-with-a-longer-name-{number}").into_bytes();
+    let mut content: Vec<Vec<Option<Vec<u8>>>> = Vec::new();
+    for round in 0..3_u32 {
+        for number in (0..2000).filter(|number| number % 3 != round) {
+            let file = match volume.lookup(base, &name(number)) {
+                Ok(file) => file.inode,
+                Err(_) => volume.create(base, &name(number), &FILE).unwrap().inode,
+            };
+            volume.write(file, 0, &[round as u8 + 1; 5000]).unwrap();
+        }
+        for number in (0..2000).filter(|number| number % 100 == round) {
+            let _ = volume.unlink(base, &name(number));
+        }
+        content.push((0..2000).map(|number| get(&volume, base, &name(number)).ok()).collect());
+        volume.fork(base, root, format!("fork-{round}").as_bytes()).unwrap();
+    }
+    // The head has something, too.
+    for number in (0..2000).filter(|number| number % 3 == 1) {
+        put(&volume, base, format!("more-{number}").as_bytes(), &[9; 9000]);
+    }
+    volume.close().unwrap();
+    eprintln!("{} rounds for the head", remove_interrupted(&device, b"base", 4));
+    let compare = |forks: std::ops::Range<usize>| {
+        let volume = open(&device, None);
+        for fork in forks {
+            let name_of_fork = format!("fork-{fork}").into_bytes();
+            let root = volume.lookup(volume.root(), &name_of_fork).unwrap().inode;
+            let found: Vec<Option<Vec<u8>>> =
+                (0..2000).map(|number| get(&volume, root, &name(number)).ok()).collect();
+            assert!(found == content[fork], "fork {fork}");
+        }
+        volume.close().unwrap();
+    };
+    compare(0..3);
+    for fork in (0..3).rev() {
+        let rounds = remove_interrupted(&device, format!("fork-{fork}").as_bytes(), fork + 1);
+        eprintln!("{rounds} rounds for fork {fork}");
+        compare(0..fork);
+    }
+    let volume = open(&device, None);
+    assert_eq!((used(&volume), volume.space().inodes), (before, inodes));
+    volume.close().unwrap();
+}
+
+/// A snapshot is deleted, and at once the subvolume, which a fork has come from before: what the
+/// snapshot had is freed first, also if the volume is closed meanwhile.
+#[test]
+fn a_removal_waits_for_cleanups() {
+    let (device, volume, before) = volume_that_had_a_fork();
+    volume.close().unwrap();
+    for round in 0..5 {
+        let volume = open_with(&device, VolumeOptions::default());
+        let root = volume.root();
+        let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+        let id = volume.subvolume_of(base).unwrap().0;
+        volume.fork(base, root, b"fork").unwrap();
+        let files: Vec<_> = (0..1500)
+            .map(|number| put(&volume, base, format!("{number}").as_bytes(), &[1; 5000]))
+            .collect();
+        volume.create_snapshot(base, b"later").unwrap();
+        for file in files {
+            volume.write(file, 0, &[2; 5000]).unwrap();
+        }
+        volume.sync().unwrap();
+        volume.delete_snapshot(id, b"later").unwrap();
+        volume.remove_subvolume(root, b"base").unwrap();
+        volume.close().unwrap();
+        let volume = open(&device, None);
+        volume.remove_subvolume(volume.root(), b"fork").unwrap();
+        assert_eq!(used(&volume), before, "round {round}");
+        volume.close().unwrap();
+    }
+}
+
+/// What a subvolume alone had becomes free when it is removed; what forks have stays, and goes with
+/// the last of them.
+#[test]
+fn a_source_can_go_before_its_forks() {
+    for order in [[0, 1, 2, 3], [1, 0, 2, 3], [2, 1, 0, 3], [1, 3, 0, 2], [3, 2, 1, 0]] {
+        let (device, volume, before) = volume_that_had_a_fork();
+        let (root, inodes) = (volume.root(), volume.space().inodes);
+        let names = [&b"base"[..], b"first", b"second", b"third"];
+        let base = volume.create_subvolume(root, names[0], &DIRECTORY).unwrap().inode;
+        put(&volume, base, b"shared", &[1; 400_000]);
+        let mut source = base;
+        for (fork, name) in names.iter().enumerate().skip(1) {
+            // Each has something that the next one inherits, and something of its own.
+            put(&volume, source, b"inherited", &[fork as u8; 200_000]);
+            let fork = volume.fork(source, root, name).unwrap().inode;
+            put(&volume, source, b"own", &[7; 100_000]);
+            volume.unlink(source, b"inherited").unwrap();
+            volume.unlink(fork, b"inherited").unwrap();
+            source = fork;
+        }
+        volume.sync().unwrap();
+        let (mut volume, mut used_before) = (open(&device, None), u64::MAX);
+        for (at, gone) in order.into_iter().enumerate() {
+            let root = volume.root();
+            volume.remove_subvolume(root, names[gone]).unwrap();
+            assert!(matches!(volume.lookup(root, names[gone]), Err(Error::NotFound)));
+            let used_now = used(&volume);
+            assert!(used_now < used_before, "{order:?}: {used_now} of {used_before} blocks");
+            used_before = used_now;
+            assert_eq!(volume.subvolumes().unwrap().len(), 4 - at);
+            assert_eq!(volume.paths_of_subvolumes().unwrap().len(), 4 - at);
+            volume.sync().unwrap();
+            volume = open(&device, None);
+            for stays in order.iter().skip(at + 1) {
+                let root = volume.lookup(volume.root(), names[*stays]).unwrap().inode;
+                assert_eq!(get(&volume, root, b"shared").unwrap(), [1; 400_000]);
+                assert_eq!(get(&volume, root, b"own").is_ok(), *stays < 3, "{order:?}: {stays}");
+            }
+        }
+        assert_eq!((used(&volume), volume.space().inodes), (before, inodes), "{order:?}");
+        volume.close().unwrap();
+    }
+}
+
+/// Snapshots with names keep a subvolume; when it is gone, nothing shows it any more.
+#[test]
+fn snapshots_with_names_keep_a_subvolume() {
+    let (device, volume, before) = volume_that_had_a_fork();
+    let root = volume.root();
+    let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+    let file = put(&volume, base, b"file", &[1; 100_000]);
+    let id = volume.subvolume_of(base).unwrap().0;
+    let snapshot = volume.create_snapshot(base, b"kept").unwrap().root;
+    let fork = volume.fork(snapshot, root, b"fork").unwrap().inode;
+    volume.write(file, 0, &[2; 100_000]).unwrap();
+    assert!(matches!(volume.remove_subvolume(root, b"base"), Err(Error::Busy)));
+    volume.delete_snapshot(id, b"kept").unwrap();
+    volume.remove_subvolume(root, b"base").unwrap();
+    for check in 0..2 {
+        assert!(matches!(volume.snapshots(id), Err(Error::NotFound)), "{check}");
+        assert!(matches!(volume.snapshot_usage(id), Err(Error::NotFound)));
+        assert!(matches!(volume.set_default_subvolume(id), Err(Error::NotFound)));
+        assert!(matches!(volume.attributes(base), Err(Error::Stale)));
+        assert!(matches!(volume.attributes(snapshot), Err(Error::Stale)));
+        assert_eq!(volume.subvolumes().unwrap().len(), 2);
+        volume.commit().unwrap();
+    }
+    // Numbers are used once in a mount, ids once for all.
+    let other = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+    assert!(other != base && volume.subvolume_of(other).unwrap().0 > id);
+    volume.close().unwrap();
+    let volume = open(&device, None);
+    let root = volume.root();
+    assert!(matches!(volume.attributes(base), Err(Error::NotFound | Error::Stale)));
+    let fork = volume.lookup(root, b"fork").unwrap().inode.min(fork);
+    assert_eq!(get(&volume, fork, b"file").unwrap(), [1; 100_000]);
+    volume.remove_subvolume(root, b"fork").unwrap();
+    volume.remove_subvolume(root, b"base").unwrap();
     assert_eq!(used(&volume), before);
     volume.close().unwrap();
 }
@@ -403,6 +574,10 @@ struct History {
     /// By the number of the subvolume and their own.
     snapshots: BTreeMap<(u64, u64), Content>,
     next: u64,
+    /// Of each fork that is there, what it came from.
+    sources: BTreeMap<u64, u64>,
+    /// So many subvolumes were removed before their forks.
+    sources_removed: u64,
 }
 
 fn name_of(number: u64) -> Vec<u8> {
@@ -416,7 +591,8 @@ impl History {
         let subvolumes = BTreeMap::from([(0, Files::make(&volume, volume.root()))]);
         volume.sync().unwrap();
         let (random, snapshots) = (Seeded::new(seed), BTreeMap::new());
-        Self { random, device, volume, subvolumes, snapshots, next: 1 }
+        let sources = BTreeMap::new();
+        Self { random, device, volume, subvolumes, snapshots, next: 1, sources, sources_removed: 0 }
     }
 
     fn root_of(&self, number: u64) -> InodeId {
@@ -454,24 +630,25 @@ impl History {
 
     fn fork(&mut self) {
         let of_snapshot = self.random.below(3) == 0;
-        let (source, content) = match Self::any(&mut self.random, &self.snapshots) {
+        let (of, source, content) = match Self::any(&mut self.random, &self.snapshots) {
             Some(key) if of_snapshot => {
                 let info = self.volume.snapshot_named(self.id_of(key.0), &name_of(key.1)).unwrap();
-                (info.root, self.snapshots[&key].clone())
+                (key.0, info.root, self.snapshots[&key].clone())
             }
             _ => {
                 let number = Self::any(&mut self.random, &self.subvolumes).unwrap();
-                (self.root_of(number), self.subvolumes[&number].content.clone())
+                (number, self.root_of(number), self.subvolumes[&number].content.clone())
             }
         };
         let name = name_of(self.next);
         let root = self.volume.fork(source, self.volume.root(), &name).unwrap().inode;
         compare(&self.volume, root, &content);
         self.subvolumes.insert(self.next, Files::find(&self.volume, root, content));
+        self.sources.insert(self.next, of);
         self.next += 1;
     }
 
-    /// Removes a fork that nothing came from.
+    /// Removes a fork that has no snapshots with names.
     fn remove(&mut self) {
         let number = Self::any(&mut self.random, &self.subvolumes).unwrap();
         if number == 0 {
@@ -479,10 +656,14 @@ impl History {
         }
         match self.volume.remove_subvolume(self.volume.root(), &name_of(number)) {
             Ok(()) => {
-                assert!(self.snapshots.keys().all(|(of, _)| *of != number));
                 self.subvolumes.remove(&number);
+                self.sources.remove(&number);
+                self.sources_removed += u64::from(self.sources.values().any(|of| *of == number));
+                assert!(self.snapshots.keys().all(|(of, _)| *of != number));
             }
-            Err(Error::Busy) => {}
+            Err(Error::Busy) => {
+                assert!(self.snapshots.keys().any(|(of, _)| *of == number));
+            }
             Err(error) => panic!("{error}"),
         }
     }
@@ -518,6 +699,7 @@ impl History {
 #[test]
 fn random_histories_keep_their_forks() {
     let seed = std::env::var("CAIRN_SEED").map_or(1, |seed| seed.parse().unwrap());
+    let mut sources_removed = 0;
     for run in 0..10 {
         eprintln!("seed {seed}, run {run}");
         let mut history = History::new(seed * 1000 + run);
@@ -550,5 +732,7 @@ fn random_histories_keep_their_forks() {
         let now = (used(&history.volume), history.volume.space().inodes);
         assert_eq!(now, before, "blocks in use, and inodes");
         history.volume.close().unwrap();
+        sources_removed += history.sources_removed;
     }
+    assert!(sources_removed > 5, "{sources_removed} subvolumes were removed before their forks");
 }

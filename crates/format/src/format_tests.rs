@@ -305,15 +305,17 @@ fn items_round_trip() {
         generation: Generation(7),
         created_ns: 8,
         is_dying: true,
+        is_headless: false,
         uuid: [9; 16],
         number: SubvolumeItem::NUMBER_END - 1,
         origin: None,
         names_others: false,
         cursor: Key::MIN,
+        dying_root: None,
     };
     assert_eq!(SubvolumeItem::decode(&subvolume.encode()), Ok(subvolume));
     let mut unknown = subvolume.encode();
-    unknown[32] = 4;
+    unknown[32] = 0x80;
     assert!(SubvolumeItem::decode(&unknown).is_err());
     forks_round_trip(subvolume);
     let too_high = SubvolumeItem { number: SubvolumeItem::NUMBER_END, ..subvolume };
@@ -340,11 +342,28 @@ fn forks_round_trip(other: SubvolumeItem) {
     };
     for (item, what) in [
         (SubvolumeItem { origin: None, cursor: Key::MIN, ..fork }, "names of others, and no fork"),
-        (SubvolumeItem { origin: None, names_others: false, ..fork }, "a cursor, and no fork"),
         (SubvolumeItem { is_dying: false, ..fork }, "a cursor, and not dying"),
         (SubvolumeItem { origin: of(4, 3), ..fork }, "a fork of the tree of subvolumes"),
         (SubvolumeItem { origin: of(256, 0), ..fork }, "a fork of no snapshot"),
         (SubvolumeItem { origin: of(0, 3), ..fork }, "a fork of no subvolume"),
+    ] {
+        assert!(SubvolumeItem::decode(&item.encode()).is_err(), "{what}");
+    }
+    // One with snapshots; then a headless one, and one of which a part is being removed.
+    let with_snapshots = SubvolumeItem { origin: None, names_others: false, ..fork };
+    let root = NodePointer { block: BlockNumber(4), generation: Generation(5), level: 6 };
+    let dying_root = Some(root);
+    let part = SubvolumeItem { is_headless: true, dying_root, ..with_snapshots };
+    let rest = SubvolumeItem { is_dying: false, cursor: Key::MIN, dying_root: None, ..part };
+    for item in [with_snapshots, part, rest, SubvolumeItem { origin, ..rest }] {
+        assert_eq!(SubvolumeItem::decode(&item.encode()), Ok(item));
+    }
+    for (item, what) in [
+        (SubvolumeItem { dying_root: None, ..part }, "a part without a root"),
+        (SubvolumeItem { is_headless: false, ..part }, "a root, and not headless"),
+        (SubvolumeItem { dying_root, ..rest }, "a root, and not dying"),
+        (SubvolumeItem { cursor, ..rest }, "headless with a cursor, and not dying"),
+        (SubvolumeItem { origin, names_others: true, ..rest }, "headless with names of others"),
     ] {
         assert!(SubvolumeItem::decode(&item.encode()).is_err(), "{what}");
     }

@@ -1,7 +1,7 @@
 //! The item that describes a subvolume, in the tree of subvolumes.
 use crate::{
     BlockNumber, FormatError, Generation, INODE_NUMBER_END, INODE_ROOT, InodeNumber, Key,
-    Structure, Superblock, TREE_FILES, TreeId,
+    NodePointer, Structure, Superblock, TREE_FILES, TreeId,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -29,8 +29,10 @@ pub struct SubvolumeItem {
     pub generation: Generation,
     /// Time at which it was made, in nanoseconds since 1970.
     pub created_ns: u64,
-    /// It has lost its name, and its items are being removed.
+    /// It has lost its name, and its tree is being removed; if it is headless, that of a snapshot.
     pub is_dying: bool,
+    /// It has no tree of its own any more: its newest snapshot stands in for that.
+    pub is_headless: bool,
     /// Identity, random.
     pub uuid: [u8; 16],
     /// With an inode number, the number of that inode in a mount; below [`NUMBER_END`], and no
@@ -42,8 +44,12 @@ pub struct SubvolumeItem {
     pub origin: Option<Origin>,
     /// A fork has entries that name subvolumes of its origin, and that are to be removed.
     pub names_others: bool,
-    /// Of a fork that is dying: what stands in nodes wholly below this key was given up.
+    /// Of a dying one that is a fork, has snapshots, or is headless: what stands in nodes wholly
+    /// below this key was given up.
     pub cursor: Key,
+    /// Of a headless one that is dying: the root of the tree that is being removed, which was its
+    /// newest snapshot's.
+    pub dying_root: Option<NodePointer>,
 }
 
 /// [`SubvolumeItem`] on disk.
@@ -64,11 +70,17 @@ pub struct RawSubvolume {
     pub cursor_inode: U64,
     pub cursor_offset: U64,
     pub cursor_kind: u8,
-    pub reserved_end: [u8; 31],
+    pub root_level: u8,
+    pub reserved_root: [u8; 6],
+    pub root_block: U64,
+    pub root_generation: U64,
+    pub reserved_end: [u8; 8],
 }
 
 const FLAG_DYING: u64 = 1;
 const FLAG_NAMES_OTHERS: u64 = 2;
+const FLAG_HEADLESS: u64 = 4;
+const FLAGS: u64 = FLAG_DYING | FLAG_NAMES_OTHERS | FLAG_HEADLESS;
 
 impl SubvolumeItem {
     /// Bytes on disk.
@@ -85,24 +97,34 @@ impl SubvolumeItem {
             generation: Generation(0),
             created_ns: superblock.created_ns,
             is_dying: false,
+            is_headless: false,
             uuid: superblock.volume.0,
             number: 0,
             origin: None,
             names_others: false,
             cursor: Key::MIN,
+            dying_root: None,
         }
+    }
+
+    /// It has lost its name.
+    pub fn is_nameless(&self) -> bool {
+        self.is_dying || self.is_headless
     }
 
     /// Item value.
     pub fn encode(&self) -> [u8; Self::BYTES] {
+        let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
+        let root = self.dying_root.unwrap_or_default();
         let raw = RawSubvolume {
             parent: U64::new(self.parent.0),
             directory: U64::new(self.directory.0),
             generation: U64::new(self.generation.0),
             created_ns: U64::new(self.created_ns),
             flags: U64::new(
-                if self.is_dying { FLAG_DYING } else { 0 }
-                    | if self.names_others { FLAG_NAMES_OTHERS } else { 0 },
+                flag(self.is_dying, FLAG_DYING)
+                    | flag(self.names_others, FLAG_NAMES_OTHERS)
+                    | flag(self.is_headless, FLAG_HEADLESS),
             ),
             uuid: self.uuid,
             number: U32::new(self.number),
@@ -112,7 +134,11 @@ impl SubvolumeItem {
             cursor_inode: U64::new(self.cursor.inode),
             cursor_offset: U64::new(self.cursor.offset),
             cursor_kind: self.cursor.kind,
-            reserved_end: [0; 31],
+            root_level: root.level,
+            reserved_root: [0; 6],
+            root_block: U64::new(root.block.0),
+            root_generation: U64::new(root.generation.0),
+            reserved_end: [0; 8],
         };
         zerocopy::transmute!(raw)
     }
@@ -126,7 +152,7 @@ impl SubvolumeItem {
         let raw = RawSubvolume::read_from_bytes(value)
             .map_err(|_| damaged(format!("subvolume item of {} bytes", value.len())))?;
         let flags = raw.flags.get();
-        if flags & !(FLAG_DYING | FLAG_NAMES_OTHERS) != 0 {
+        if flags & !FLAGS != 0 {
             return Err(damaged(format!("subvolume with unknown flags {flags:#x}")));
         }
         let origin = Origin {
@@ -147,10 +173,22 @@ impl SubvolumeItem {
             offset: raw.cursor_offset.get(),
         };
         let is_dying = flags & FLAG_DYING != 0;
+        let is_headless = flags & FLAG_HEADLESS != 0;
         let names_others = flags & FLAG_NAMES_OTHERS != 0;
-        if origin.is_none() && names_others || cursor != Key::MIN && !(is_dying && origin.is_some())
-        {
-            return Err(damaged("subvolume that is no fork and has what only forks have".into()));
+        let root = NodePointer {
+            block: BlockNumber(raw.root_block.get()),
+            generation: Generation(raw.root_generation.get()),
+            level: raw.root_level,
+        };
+        let dying_root = (root != NodePointer::default()).then_some(root);
+        if names_others && (origin.is_none() || is_headless) {
+            return Err(damaged("subvolume with names of an origin that it can't have".into()));
+        }
+        if cursor != Key::MIN && !is_dying {
+            return Err(damaged("subvolume with a cursor that is not being removed".into()));
+        }
+        if dying_root.is_some() != (is_headless && is_dying) {
+            return Err(damaged("subvolume with a root in its item, or without its root".into()));
         }
         if raw.parent.get() < TREE_FILES.0 {
             return Err(damaged(format!("subvolume in the impossible subvolume {}", raw.parent)));
@@ -164,11 +202,13 @@ impl SubvolumeItem {
             generation: Generation(raw.generation.get()),
             created_ns: raw.created_ns.get(),
             is_dying,
+            is_headless,
             uuid: raw.uuid,
             number: raw.number.get(),
             origin,
             names_others,
             cursor,
+            dying_root,
         })
     }
 }

@@ -85,7 +85,8 @@ fn structs_are_as_documented() {
     #[rustfmt::skip]
     let subvolume = fields!(RawSubvolume {
         parent, directory, generation, created_ns, flags, uuid, number, reserved,
-        origin_subvolume, origin_generation, cursor_inode, cursor_offset, cursor_kind, reserved_end
+        origin_subvolume, origin_generation, cursor_inode, cursor_offset, cursor_kind, root_level,
+        reserved_root, root_block, root_generation, reserved_end
     });
     let dead_run = fields!(RawDeadRun { start, birth, blocks, flags });
     let entry = fields!(RawEntry { tree, inode, offset, value_length, kind, flags, reserved });

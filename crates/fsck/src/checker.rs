@@ -222,7 +222,19 @@ impl<'a> Checker<'a> {
         self.trees.entry(id).or_insert_with(|| FileTree::new(id))
     }
 
-    /// What the items of the subvolumes say of the origin of a tree.
+    /// What the items of the subvolumes say of a subvolume's tree, or of the tree of its newest
+    /// snapshot that is being removed.
+    pub(crate) fn lineage_of_tree(&self, id: TreeId) -> Lineage {
+        match self.subvolumes.get(&id) {
+            Some(item) if item.is_dying => {
+                let of = self.snapshots.of.get(&id);
+                Lineage::of_dying(item, of.map_or(Generation(0), |of| of.boundary()))
+            }
+            _ => self.lineage_of(id),
+        }
+    }
+
+    /// What the items of the subvolumes say of the trees of a subvolume's snapshots.
     pub(crate) fn lineage_of(&self, id: TreeId) -> Lineage {
         let has_forks = self.superblock.features.has_forks();
         match self.subvolumes.get(&id) {

@@ -23,7 +23,7 @@ fn expect(text: &str, change: impl FnOnce(&mut SnapshotVolume)) -> Report {
 }
 
 #[track_caller]
-fn expect_in(text: &str, volume: &TestVolume) -> Report {
+pub(crate) fn expect_in(text: &str, volume: &TestVolume) -> Report {
     let report = volume.assert_error(text);
     expect_repair(volume, &report);
     report
@@ -128,7 +128,7 @@ fn items_of_forks_that_cannot_be() {
         hide(built, TREE_FILES, "first");
         item(built, FORK).origin = None;
     });
-    expect("subvolume 258 is being removed, but has snapshots", |built| {
+    expect("subvolume 258 has lost its name, but has a snapshot of 8 with a name", |built| {
         item(built, FORK).is_dying = true;
     });
     expect("256 is described as", |built| {

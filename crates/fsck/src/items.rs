@@ -306,7 +306,7 @@ impl ItemsPass<'_, '_> {
         statistics.inodes += 1;
         statistics.files += u64::from(facts.file_type == FileType::Regular);
         statistics.directories += u64::from(facts.file_type == FileType::Directory);
-        self.checker.fork_inodes += u64::from(self.tree.lineage.origin.is_some());
+        self.checker.fork_inodes += u64::from(!self.tree.lineage.counts_inodes());
         self.inodes.push(facts);
     }
 

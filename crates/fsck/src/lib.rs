@@ -197,6 +197,8 @@ mod fork_tests;
 #[cfg(test)]
 mod give_up_tests;
 #[cfg(test)]
+mod lineage_end_tests;
+#[cfg(test)]
 mod log_tests;
 #[cfg(test)]
 mod logic_tests;
@@ -210,6 +212,8 @@ mod snapshot_tests;
 mod subvolume_tests;
 #[cfg(test)]
 mod test_forks;
+#[cfg(test)]
+mod test_lineage_ends;
 #[cfg(test)]
 mod test_snapshots;
 #[cfg(test)]

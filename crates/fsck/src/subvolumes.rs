@@ -53,16 +53,16 @@ pub(crate) fn add_items(checker: &mut Checker<'_>, leaf: &Node) {
 pub(crate) fn check_items(checker: &mut Checker<'_>) {
     for (id, item) in &checker.subvolumes {
         if let Some(tree) = checker.trees.get_mut(id) {
-            tree.is_dying = item.is_dying;
+            tree.is_dying = item.is_nameless();
         }
     }
     let lost = |tree| checker.lost_nodes.iter().any(|lost| lost.concerns(tree));
     let all_known = !lost(TREE_ROOTS) && !lost(TREE_SUBVOLUMES);
     let rootless: Vec<TreeId> = checker
         .subvolumes
-        .keys()
-        .filter(|id| !checker.trees.get(id).is_some_and(|tree| tree.has_root))
-        .copied()
+        .iter()
+        .filter(|(id, item)| !item.is_headless && !has_root(checker, **id))
+        .map(|(id, _)| *id)
         .collect();
     // That of the first subvolume has been reported.
     for id in rootless.into_iter().filter(|id| *id != TREE_FILES) {
@@ -81,6 +81,10 @@ pub(crate) fn check_items(checker: &mut Checker<'_>) {
         }
         snapshots::check_items(checker, all_known);
     }
+}
+
+fn has_root(checker: &Checker<'_>, id: TreeId) -> bool {
+    checker.trees.get(&id).is_some_and(|tree| tree.has_root)
 }
 
 fn lost_roots(checker: &Checker<'_>) -> bool {
@@ -124,7 +128,7 @@ fn check_numbers(checker: &mut Checker<'_>, all_known: bool) {
     }
     let problem = match checker.subvolumes.get(&default) {
         None if all_known => "does not exist",
-        Some(item) if item.is_dying => "is being removed",
+        Some(item) if item.is_nameless() => "is being removed",
         _ => return,
     };
     report(checker, default, format!("is to be shown by default, but {problem}"));
@@ -151,13 +155,25 @@ fn problems_of_items(checker: &Checker<'_>, all_known: bool) -> Vec<(TreeId, Str
             let problem = format!("has generation {}; the newest is {newest}", item.generation);
             problems.push((id, problem));
         }
-        if item.is_dying || !all_known {
+        if item.is_headless && has_root(checker, id) {
+            problems.push((id, "is headless, but has a tree of files".into()));
+        }
+        let has_snapshots = checker.snapshots.of.get(&id).is_some_and(|of| of.boundary().0 > 0);
+        if all_known && item.is_headless && !item.is_dying && !has_snapshots {
+            problems.push((id, "is headless, but has no snapshot".into()));
+        }
+        let shares = item.origin.is_some() || item.is_headless || has_snapshots;
+        if all_known && item.cursor != Key::MIN && !shares {
+            let problem = "has a cursor, but shares nothing with a snapshot";
+            problems.push((id, problem.into()));
+        }
+        if item.is_nameless() || !all_known {
             continue;
         }
         let parent = item.parent;
         match items.get(&parent) {
             None => problems.push((id, format!("is in subvolume {parent}, which does not exist"))),
-            Some(above) if above.is_dying => {
+            Some(above) if above.is_nameless() => {
                 problems.push((id, format!("is in subvolume {parent}, which is being removed")));
             }
             Some(_) => {}
@@ -236,10 +252,10 @@ pub(crate) fn check_names(checker: &mut Checker<'_>, trees: &BTreeMap<TreeId, Fi
         let names = names.get(&id).map_or(&[][..], Vec::as_slice);
         let home = ObjectId { subvolume: item.parent, inode: item.directory };
         let problem = match names {
-            [] if item.is_dying => continue,
+            [] if item.is_nameless() => continue,
             // Not all of its names were read.
             [] if trees.get(&item.parent).is_some_and(|tree| tree.is_partial) => continue,
-            _ if item.is_dying => format!("is being removed but has {} names", names.len()),
+            _ if item.is_nameless() => format!("is being removed but has {} names", names.len()),
             [directory] if *directory == home => continue,
             [directory] => format!("has its name in {directory} instead of {home}"),
             _ => format!("has {} names instead of 1", names.len()),

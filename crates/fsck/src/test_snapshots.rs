@@ -3,7 +3,7 @@
 //! up into dead lists.
 use crate::test_volume::{TestVolume, VOLUME};
 use cairn_format::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 
 /// A node: its level, and keys and values of what is in it.
@@ -58,6 +58,10 @@ pub(crate) struct SnapshotVolume {
     others: BTreeMap<TreeId, Lineage>,
     /// Runs by list and the transaction that added them.
     pub(crate) dead: BTreeMap<(u64, Generation), Vec<DeadRun>>,
+    /// Dead lists that are discarded: what is in them is in a lineage's blocks.
+    pub(crate) discarded: BTreeSet<u64>,
+    /// Subvolumes that have no tree of their own any more.
+    pub(crate) headless: BTreeSet<TreeId>,
     /// The items in each snapshot, and its nodes.
     contents: BTreeMap<(TreeId, Generation), SnapshotContent>,
 }
@@ -129,6 +133,8 @@ impl SnapshotVolume {
             head: Lineage::new(TREE_FILES),
             others: BTreeMap::new(),
             dead: BTreeMap::new(),
+            discarded: BTreeSet::new(),
+            headless: BTreeSet::new(),
             contents: BTreeMap::new(),
         }
     }
@@ -136,7 +142,15 @@ impl SnapshotVolume {
     /// Makes a fork of a snapshot of the subvolume whose items these are, in the transaction that
     /// was just committed. Its name in the root directory there becomes durable with the next one.
     pub(crate) fn fork(&mut self, snapshot: &str, name: &str) -> TreeId {
-        let origin = Origin { subvolume: self.head.id, generation: self.named(snapshot) };
+        self.fork_of(self.head.id, snapshot, name)
+    }
+
+    /// As [`Self::fork`], of a snapshot of the subvolume `of`.
+    pub(crate) fn fork_of(&mut self, of: TreeId, snapshot: &str, name: &str) -> TreeId {
+        let snapshots = &self.lineage(of).snapshots;
+        let found = snapshots.iter().find(|(_, item)| item.name == snapshot.as_bytes()).unwrap();
+        let (generation, root) = (*found.0, found.1.root);
+        let origin = Origin { subvolume: of, generation };
         let id = self.volume.make_subvolume(self.head.id, INODE_ROOT.0, name);
         self.volume.superblock.features.incompatible |= Features::FORKS;
         let generation = self.generation();
@@ -146,10 +160,35 @@ impl SnapshotVolume {
         let key = (origin.subvolume, origin.generation);
         let (items, nodes) = self.contents[&key].clone();
         self.volume.others.insert(id, items);
-        let root = self.head.snapshots[&origin.generation].root;
         let origin = Some(origin.generation);
         self.others.insert(id, Lineage { origin, nodes, root, ..Lineage::new(id) });
         id
+    }
+
+    /// Makes a subvolume with snapshots, as [`Self::fork`] does a fork.
+    pub(crate) fn plain_subvolume(&mut self, name: &str) -> TreeId {
+        let id = self.volume.make_subvolume(self.head.id, INODE_ROOT.0, name);
+        let generation = self.generation();
+        let item = self.volume.subvolumes.get_mut(&id).unwrap();
+        item.generation = generation;
+        item.number += 100;
+        self.others.insert(id, Lineage::new(id));
+        id
+    }
+
+    /// Nothing is left of a subvolume with the dead lists that are discarded.
+    pub(crate) fn end(&mut self, id: TreeId) {
+        self.remove_subvolume(id);
+        let discarded = std::mem::take(&mut self.discarded);
+        self.dead.retain(|(list, _), _| !discarded.contains(list));
+    }
+
+    /// Nothing is left of a subvolume.
+    pub(crate) fn remove_subvolume(&mut self, id: TreeId) {
+        self.others.remove(&id).unwrap();
+        self.volume.others.remove(&id);
+        self.volume.subvolumes.remove(&id).unwrap();
+        self.headless.remove(&id);
     }
 
     /// Calls `change` with another subvolume in place of the first.
@@ -438,11 +477,15 @@ impl SnapshotVolume {
 
     /// Says which roots and blocks there are.
     pub(crate) fn make_state(&mut self) {
-        let runs = self.dead.values().flatten().map(|run| run.range);
+        let counted = self.dead.iter().filter(|((list, _), _)| !self.discarded.contains(list));
+        let runs = counted.flat_map(|(_, runs)| runs).map(|run| run.range);
         let blocks = self.all().flat_map(|lineage| lineage.blocks.keys());
         let blocks = blocks.map(|block| BlockRange::new(BlockNumber(*block), 1));
         let data = blocks.chain(runs).collect();
-        let written = self.all().map(|lineage| (lineage.id, lineage.root)).collect();
+        let with_trees = self.all().filter(|lineage| !self.headless.contains(&lineage.id));
+        let written = with_trees.map(|lineage| (lineage.id, lineage.root)).collect();
+        let headless = &self.headless;
+        self.volume.others.retain(|id, _| !headless.contains(id));
         let volume = &mut self.volume;
         volume.nodes.clear();
         (volume.data, volume.written) = (data, written);

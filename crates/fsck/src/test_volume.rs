@@ -172,11 +172,13 @@ impl TestVolume {
             generation: Generation(0),
             created_ns: self.superblock.created_ns,
             is_dying: false,
+            is_headless: false,
             uuid: self.superblock.volume.0,
             number: 0,
             origin: None,
             names_others: false,
             cursor: Key::MIN,
+            dying_root: None,
         }
     }
 

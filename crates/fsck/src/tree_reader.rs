@@ -189,8 +189,8 @@ impl<'a> TreeReader<'a> {
 
     /// The subvolumes with files, except those that are being removed.
     pub fn subvolumes(&self) -> impl Iterator<Item = TreeId> {
-        let is_dying = |id: &TreeId| self.subvolumes.get(id).is_some_and(|item| item.is_dying);
-        self.trees.keys().copied().filter(move |id| !is_dying(id))
+        let is_gone = |id: &TreeId| self.subvolumes.get(id).is_some_and(|item| item.is_nameless());
+        self.trees.keys().copied().filter(move |id| !is_gone(id))
     }
 
     /// The attributes of an object; `None` if it does not exist, or is lost.

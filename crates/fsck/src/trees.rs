@@ -9,6 +9,7 @@ use crate::forks::{self, Lineage};
 use crate::object::ObjectId;
 use crate::reader::NODES_PER_READ;
 use crate::report::{Finding, PassId, Severity, Structure};
+use crate::snapshots;
 use crate::snapshots::dead_runs;
 use crate::snapshots::fingerprint::{Fingerprint, Subtree};
 use crate::subvolumes;
@@ -48,12 +49,29 @@ impl ExpectedNode {
     pub(crate) fn is_of_origin(&self) -> bool {
         self.lineage.is_of_origin(self.pointer.generation)
     }
+
+    /// Whether the node is counted in another tree.
+    fn is_counted_elsewhere(&self) -> bool {
+        self.lineage.is_counted_elsewhere(self.pointer.generation)
+    }
+}
+
+/// What is done with the nodes of a tree.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    /// Its items are checked, and so what it shares with other trees is read, too.
+    Whole,
+    /// There are too many forks to read what they share.
+    Own,
+    /// Its blocks are counted. It is the tree of a snapshot that stands in for its subvolume's,
+    /// which pass `Snapshots` checks; or what is left of one, of which nobody uses the items.
+    Counting,
 }
 
 /// Runs the pass.
 pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     checker.snapshots.needs_all_leaves = checker.options.data && !checker.log_is_empty();
-    let mut walk = TreeWalk { checker, roots: Vec::new(), reads_shared: true };
+    let mut walk = TreeWalk { checker, roots: Vec::new(), reading: Reading::Whole };
     let superblock = &walk.checker.superblock;
     let root = ExpectedNode::root(TREE_ROOTS, superblock.root, superblock.generation);
     walk.visit_all(&[root]);
@@ -74,14 +92,20 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     // What the other trees refer to depends on forks and snapshots.
     let (first, others): (Vec<_>, Vec<_>) =
         roots.drain(..).partition(|root| root.tree == TREE_SUBVOLUMES);
-    TreeWalk { checker, roots, reads_shared: true }.visit_all(&first);
-    let reads_shared = forks::are_read_whole(checker);
+    TreeWalk { checker, roots, reading: Reading::Whole }.visit_all(&first);
+    snapshots::note_nameless(checker);
+    let reading = match forks::are_read_whole(checker) {
+        true => Reading::Whole,
+        false => Reading::Own,
+    };
     let others: Vec<ExpectedNode> =
-        others.into_iter().map(|root| root.with(checker.lineage_of(root.tree))).collect();
+        others.into_iter().map(|root| root.with(checker.lineage_of_tree(root.tree))).collect();
     for root in others.iter().filter(|root| root.tree.holds_files()) {
         checker.tree(root.tree).lineage = root.lineage;
     }
-    TreeWalk { checker, roots: Vec::new(), reads_shared }.visit_all(&others);
+    TreeWalk { checker, roots: Vec::new(), reading }.visit_all(&others);
+    let counted = roots_of_nameless(checker);
+    TreeWalk { checker, roots: Vec::new(), reading: Reading::Counting }.visit_all(&counted);
     subvolumes::check_items(checker);
     forks::check(checker);
     checker.report.statistics.referenced_blocks = checker.referenced.count();
@@ -89,6 +113,24 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     checker.report.statistics.free_blocks =
         allocatable.saturating_sub(checker.report.statistics.referenced_blocks);
     Ok(())
+}
+
+/// The trees that count for subvolumes without a name: of each that of its newest snapshot, and
+/// what is left of the one that was the newest before.
+fn roots_of_nameless(checker: &Checker<'_>) -> Vec<ExpectedNode> {
+    let mut roots = Vec::new();
+    for (&id, item) in checker.subvolumes.iter().filter(|(_, item)| item.is_nameless()) {
+        let of = checker.snapshots.of.get(&id);
+        if let Some((&made, newest)) = of.and_then(|of| of.snapshots.last_key_value()) {
+            let root = ExpectedNode::root(id, newest.root, made);
+            roots.push(root.with(checker.lineage_of(id)));
+        }
+        if let Some(root) = item.dying_root {
+            let root = ExpectedNode::root(id, root, checker.superblock.generation);
+            roots.push(root.with(checker.lineage_of_tree(id)));
+        }
+    }
+    roots
 }
 
 fn finding(structure: Structure, problem: impl Into<String>) -> Finding {
@@ -99,8 +141,7 @@ struct TreeWalk<'c, 'a> {
     checker: &'c mut Checker<'a>,
     /// The roots in the leaves of the root tree.
     roots: Vec<ExpectedNode>,
-    /// Whether what forks share with their origins is read.
-    reads_shared: bool,
+    reading: Reading,
 }
 
 impl TreeWalk<'_, '_> {
@@ -111,7 +152,7 @@ impl TreeWalk<'_, '_> {
             let mut claimed: Vec<ExpectedNode> =
                 chunk.iter().filter(|expected| self.claim_node(expected)).copied().collect();
             all.is_whole &= claimed.len() == chunk.len();
-            if !self.reads_shared {
+            if self.reading != Reading::Whole {
                 claimed.retain(|expected| !self.leave_out(expected));
             }
             let addresses: Vec<BlockNumber> =
@@ -127,19 +168,22 @@ impl TreeWalk<'_, '_> {
         all
     }
 
-    /// Whether a fork has a node from its origin, so that it is not read here.
+    /// Whether another tree has a node, too, so that it is not read here.
     fn leave_out(&mut self, expected: &ExpectedNode) -> bool {
-        let is_of_origin = expected.is_of_origin();
-        if is_of_origin && let Some(tree) = self.checker.trees.get_mut(&expected.tree) {
+        let is_shared = expected.is_counted_elsewhere();
+        if is_shared
+            && self.reading == Reading::Own
+            && let Some(tree) = self.checker.trees.get_mut(&expected.tree)
+        {
             tree.is_partial = true;
         }
-        is_of_origin
+        is_shared
     }
 
     /// What many forks have from one origin is reported once.
     fn unreadable(&mut self, expected: &ExpectedNode, problem: String) -> Subtree {
         let block = expected.pointer.block.0;
-        if expected.is_of_origin() && self.checker.doubtful_nodes.contains(&block) {
+        if expected.is_counted_elsewhere() && self.checker.doubtful_nodes.contains(&block) {
             return self.lose(expected);
         }
         self.damaged(expected, problem)
@@ -172,8 +216,8 @@ impl TreeWalk<'_, '_> {
             Some(format!("the pointer to it says level {level}"))
         } else if !block.0.is_multiple_of(NODE_BLOCKS) || !self.checker.reader.contains(range) {
             Some("a pointer to it leads outside the volume, or between nodes".to_string())
-        } else if expected.is_of_origin() {
-            // The origin's snapshot has it, and so somebody else counts it.
+        } else if expected.is_counted_elsewhere() {
+            // A snapshot has it, and so somebody else counts it.
             None
         } else {
             self.checker
@@ -201,7 +245,7 @@ impl TreeWalk<'_, '_> {
             return self.damaged(expected, format!("tree {}: {problem}", expected.tree));
         }
         let mut subtree = Subtree::of_node(node);
-        let is_own = !expected.is_of_origin();
+        let is_own = !expected.is_counted_elsewhere();
         if is_own {
             let (range, generation) = (BlockRange::node(node.address()), node.generation());
             self.checker.snapshots.add_reference(expected.tree, range, generation);
@@ -214,7 +258,7 @@ impl TreeWalk<'_, '_> {
         } else {
             subtree.add(self.visit_leaf(expected, node));
         }
-        if is_own {
+        if is_own && self.reading != Reading::Counting {
             self.checker.snapshots.remember(node, subtree);
         }
         subtree
@@ -222,7 +266,7 @@ impl TreeWalk<'_, '_> {
 
     fn visit_leaf(&mut self, expected: &ExpectedNode, node: &Node) -> Subtree {
         let statistics = &mut self.checker.report.statistics;
-        if !expected.is_of_origin() {
+        if !expected.is_counted_elsewhere() {
             statistics.leaves += 1;
             statistics.leaf_bytes_used += node.used_bytes() as u64;
         }
@@ -241,7 +285,8 @@ impl TreeWalk<'_, '_> {
                 dead_runs::add_items(self.checker, node);
             }
             id => {
-                if self.checker.may_have_files_in(id) {
+                let has_items = self.reading != Reading::Counting;
+                if has_items && self.checker.may_have_files_in(id) {
                     let tree = self.checker.tree(id);
                     tree.leaves.push(node.address());
                     tree.leaf_bounds.push(expected.lower);
@@ -309,7 +354,8 @@ impl TreeWalk<'_, '_> {
                 Err(error) => {
                     extents.is_whole = false;
                     // Pass `Items` goes through whole trees only.
-                    if !self.reads_shared && expected.lineage.origin.is_some() {
+                    let is_partial = self.checker.trees.get(&id).is_none_or(|tree| tree.is_partial);
+                    if self.reading != Reading::Whole && is_partial {
                         let problem = format!("extent {key:?}: {}", error.problem);
                         self.checker.found(
                             finding(Structure::Item, problem).at(node.address().0).of(object),
@@ -318,7 +364,7 @@ impl TreeWalk<'_, '_> {
                     continue;
                 }
             };
-            let is_own = !expected.lineage.is_of_origin(extent.generation);
+            let is_own = !expected.lineage.is_counted_elsewhere(extent.generation);
             if has_snapshots && is_own {
                 let (range, birth) = (extent.range(), extent.generation);
                 self.checker.snapshots.add_reference(id, range, birth);

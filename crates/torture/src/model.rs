@@ -288,10 +288,9 @@ impl Model {
         &self.snapshots
     }
 
-    /// Whether a subvolume has snapshots, or forks, which need one.
+    /// Whether a subvolume has snapshots; those that only its forks need have no names.
     pub(crate) fn has_snapshots(&self, root: NodeId) -> bool {
         self.snapshots.keys().any(|(of, _)| *of == root)
-            || self.origins.values().any(|of| *of == root)
     }
 
     /// The forks: the root directory of each, and that of the subvolume that it comes from.

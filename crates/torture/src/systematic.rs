@@ -450,6 +450,36 @@ pub const STEPS: &[Step] = &[
             ]
         },
     },
+    Step {
+        name: "fork a subvolume as q, change and remove it, overwrite and fsync q/b",
+        make: |_, tag| {
+            vec![
+                Operation::MakeSubvolume { path: path(&[X]), mode: 0o755 },
+                Operation::Create { path: path(&[X, B]), mode: 0o644, uid: 0 },
+                write(&[X, B], 0, 9000, later(tag, 2)),
+                fork(&[X], &[Q]),
+                write(&[X, B], 5000, 6000, later(tag, 4)),
+                Operation::RemoveSubvolume { path: path(&[X]) },
+                write(&[Q, B], 100, 5000, later(tag, 6)),
+                fsync(&[Q, B], false),
+            ]
+        },
+    },
+    Step {
+        name: "fork the root as p, that as q, remove p, then q",
+        make: |_, tag| {
+            vec![
+                fork(&[], &[P]),
+                write(&[P, A], 100, 5000, later(tag, 1)),
+                fork(&[P], &[Q]),
+                write(&[P, A], 200, 5000, later(tag, 3)),
+                Operation::RemoveSubvolume { path: path(&[P]) },
+                write(&[A], 100, 5000, later(tag, 5)),
+                fsync(&[A], false),
+                Operation::RemoveSubvolume { path: path(&[Q]) },
+            ]
+        },
+    },
     Step { name: "fsync a", make: |_, _| vec![fsync(&[A], false)] },
     Step { name: "fsync d/l", make: |_, _| vec![fsync(&[D, Name(11)], false)] },
     Step { name: "fsync the root", make: |_, _| vec![fsync(&[], false)] },

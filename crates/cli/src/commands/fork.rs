@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// user of the mount.
 ///
 /// `cairn subvolume delete` removes it again: that costs what it has changed, however large it is.
-/// A subvolume can't be deleted while it has forks; a snapshot keeps its space as long.
+/// SOURCE can be deleted before its forks. What they have of it keeps its space as long.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {

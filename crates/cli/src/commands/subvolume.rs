@@ -23,7 +23,7 @@ enum Action {
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Remove subvolumes with everything in them, for good.
+    /// Remove subvolumes with everything in them, for good. Forks of them stay as they are.
     Delete {
         /// Root directories of subvolumes.
         #[arg(required = true)]
@@ -69,9 +69,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 subvolumes::remove_subvolume(path).map_err(|error| match error {
                     MountError::Refused { errno: Errno::BUSY, .. } if has_snapshots(path) => {
                         explain(error, |_| Some(HAS_SNAPSHOTS))
-                    }
-                    MountError::Refused { errno: Errno::BUSY, .. } if has_forks(path) => {
-                        explain(error, |_| Some(HAS_FORKS))
                     }
                     error => explain(error, deleted),
                 })?;
@@ -164,12 +161,6 @@ fn created(errno: Errno) -> Option<&'static str> {
 
 const HAS_SNAPSHOTS: &str = "has snapshots; delete those first: `cairn snapshot list` shows them, \
                              `cairn snapshot delete` deletes them";
-
-const HAS_FORKS: &str = "has forks; delete those first: `cairn subvolume list` shows them";
-
-fn has_forks(path: &Path) -> bool {
-    subvolumes::subvolume_at(path).is_ok_and(|found| found.forks > 0)
-}
 
 fn has_snapshots(path: &Path) -> bool {
     snapshots::snapshots(path, false).is_ok_and(|found| !found.is_empty())

@@ -9,12 +9,10 @@
 //! changed then.
 use super::Files;
 use super::removal_queue::{Orphan, Removal};
+use crate::store::lineage_end::Ending;
 use crate::store::operation::{Effort, Operation};
 use crate::{Error, InodeId, Result};
 use cairn_format::{FileBlock, INODE_ORPHANS, ItemKind, Key, OrphanKind, decode_orphan};
-
-/// Commits after which a removal must have had space.
-const TRIES: usize = 8;
 
 impl Files {
     /// Opens the subvolume of `inode` unless it is open.
@@ -61,24 +59,6 @@ impl Files {
         }
     }
 
-    /// Waits until the forks of the subvolume with the root directory `root` that have lost their
-    /// names are gone.
-    pub(crate) fn finish_fork_removals(&self, root: InodeId) -> Result<()> {
-        for _ in 0..TRIES {
-            self.reap_waiting();
-            self.drain_orphans();
-            if !self.store.has_dying_forks(root)? {
-                return Ok(());
-            }
-            if self.orphans.queue.is_closing() {
-                return Err(Error::Closed);
-            }
-            // One that lacks space goes on then.
-            self.store.commit()?;
-        }
-        Err(Error::Busy)
-    }
-
     /// At mount: goes on with removals that were interrupted.
     pub(crate) fn resume_subvolume_removals(&self) {
         match self.store.dying_subvolumes() {
@@ -92,16 +72,33 @@ impl Files {
         self.orphans.queue.close();
     }
 
-    /// Removes what is in a subvolume that has lost its name. What can't be done stays for the next
-    /// mount.
+    /// Removes what is in a subvolume that has lost its name; then what its origin had only for it,
+    /// and so on. What can't be done stays for the next mount.
     pub(super) fn reap_subvolume(&self, orphan: Orphan) {
-        self.unload_subvolume(orphan.number);
-        match self.store.remove_subvolume(orphan.number, || self.orphans.queue.is_closing()) {
-            Ok(Some(origin)) => self.queue_cleanup(origin),
-            Ok(None) | Err(Error::Aborted(_) | Error::Closed) => {}
-            Err(Error::NoSpace) => self.orphans.queue.postpone(orphan),
-            Err(error) => tracing::warn!("a subvolume could not be removed: {error}"),
+        let ending = Ending {
+            is_interrupted: &|| self.orphans.queue.is_closing(),
+            unload: &|snapshot| self.unload_subvolume(snapshot),
+        };
+        let mut next = Some(orphan.number);
+        while let Some(number) = next.take() {
+            match self.unload_and_remove(number, &ending) {
+                Ok(Some(origin)) => {
+                    self.queue_cleanup(origin);
+                    next = Some(origin);
+                }
+                Ok(None) | Err(Error::Aborted(_) | Error::Closed) => {}
+                Err(Error::NoSpace) => self.orphans.queue.postpone(Orphan { number, ..orphan }),
+                Err(error) => tracing::warn!("a subvolume could not be removed: {error}"),
+            }
         }
+    }
+
+    fn unload_and_remove(&self, root: InodeId, ending: &Ending<'_>) -> Result<Option<InodeId>> {
+        if self.store.trees.subvolume(root)?.check_alive().is_ok() {
+            return Ok(None);
+        }
+        self.unload_subvolume(root);
+        self.store.remove_subvolume(root, ending)
     }
 
     /// Its inodes leave memory with their dirty data, once those who use them have ended; nobody

@@ -85,11 +85,13 @@ impl Files {
     ) -> Result<Vec<(u64, InodeId, Vec<u8>)>> {
         let mut found = Vec::new();
         for (id, item) in self.store.trees.all_records(&self.store.superblock)? {
+            if item.is_nameless() {
+                continue;
+            }
             let Ok(slot) = self.store.trees.slot_of(id) else { continue };
             let root = InodeId::root_of(slot);
             let look = |tree: &Tree| Ok(self.find_xattr_in(tree, root, name)?.0);
             if let Ok(Some((_, xattr))) = self.store.trees.peek(id, slot, look)
-                && !item.is_dying
                 && xattr.inline.len() == xattr.value_bytes as usize
             {
                 found.push((id.0, root, xattr.inline));

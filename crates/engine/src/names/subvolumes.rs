@@ -71,8 +71,9 @@ impl Names {
         loop {
             let glance = self.peek_entry(parent, name)?.ok_or(Error::NotFound)?;
             match self.try_remove_subvolume(parent, name, glance, permits) {
-                // What kept it may have gone between two looks.
-                Err(Error::Busy) if looks.next().is_some() => {}
+                // What kept it may have gone between two looks. A fork of it that is wanted keeps it
+                // until a commit has made that.
+                Err(Error::Busy) if looks.next().is_some() => self.store.commit()?,
                 Ok(true) => return Ok(()),
                 removed => drop(removed?),
             }
@@ -126,7 +127,7 @@ impl Names {
             return Err(Error::InvalidArgument("not a subvolume"));
         }
         self.files.enter(parent)?;
-        let (mut is_removed, mut has_dying_forks) = (false, false);
+        let mut is_removed = false;
         {
             // A volume that is full of forks must let go of them.
             let mut operation =
@@ -145,9 +146,6 @@ impl Names {
             }
             permits(&Attributes::new(found.inode, &locked.get(found.inode).item, 0))?;
             match operation.begin_removal(found.inode) {
-                Err(Error::Busy) if self.store.has_dying_forks(found.inode)? => {
-                    has_dying_forks = true;
-                }
                 Err(Error::Busy) if self.store.has_cleanups(found.inode)? => {}
                 begun => {
                     begun?;
@@ -159,10 +157,6 @@ impl Names {
                     is_removed = true;
                 }
             }
-        }
-        if has_dying_forks {
-            self.files.finish_fork_removals(seen.inode)?;
-            return Ok(false);
         }
         if !is_removed {
             // Its snapshots are deleted, and their blocks are being freed.

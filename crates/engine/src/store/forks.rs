@@ -9,24 +9,22 @@
 //!   a superblock is not replayed without it. After it: both.*
 //! - **References** that a fork has inherited, those born up to its origin, are its origin's. The
 //!   fork writes nothing in place there, and nothing happens when it gives one up.
-//! - **Removal** gives back what the fork has made, some nodes at a time, and reads nothing else
-//!   ([`Tree::own_nodes`]). A *cursor* in its item moves in the same transaction. The end of the
-//!   last fork of a hidden snapshot deletes that, too. *A crash: the next mount goes on at the
-//!   cursor.*
+//! - **Removal** gives back what the fork has made, and reads nothing else (`lineage_end.rs`). The
+//!   end of the last fork of a hidden snapshot deletes that, too.
 //! - **Names of subvolumes** in the origin stand in the fork, too, where they are of no account.
 //!   They are removed before the fork is shown. *A crash before that is done: they stay hidden, and
 //!   the next mount that comes to the fork removes them.*
 use super::Store;
 use super::cut_work::{Formed, Source, WantedFork};
 use super::operation::{Effort, Operation};
-use super::trees::{Place, Subvolume};
+use super::trees::Place;
 use crate::types::now_ns;
 use crate::{Error, InodeId, Result};
-use cairn_btree::{Change, OwnNodes, Tree};
+use cairn_btree::{Change, Tree};
 use cairn_environment::random;
 use cairn_format::{
-    DeadRun, DirectoryEntry, EntryTarget, Extent, Generation, InodeNumber, ItemKind, Key, Origin,
-    RootItem, SnapshotItem, SubvolumeItem, TreeId,
+    DirectoryEntry, EntryTarget, Generation, InodeNumber, ItemKind, Key, Origin, RootItem,
+    SnapshotItem, SubvolumeItem, TreeId,
 };
 use cairn_space::{Request, Reservation, Urgency};
 use std::sync::{Arc, OnceLock};
@@ -147,14 +145,6 @@ impl Store {
         Ok(directories)
     }
 
-    /// Whether forks of the subvolume with the root directory `root` are being removed.
-    pub(crate) fn has_dying_forks(&self, root: InodeId) -> Result<bool> {
-        let id = self.trees.subvolume(root)?.id;
-        let is_of = |origin: Origin| origin.subvolume == id;
-        let records = self.trees.all_records(&self.superblock)?;
-        Ok(records.iter().any(|(_, item)| item.is_dying && item.origin.is_some_and(is_of)))
-    }
-
     /// The subvolume that is no fork from which the one of this inode descends. What descends from
     /// the same one shares nodes, and an inode number in both is of one file.
     pub(crate) fn first_origin(&self, inode: InodeId) -> Result<TreeId> {
@@ -225,7 +215,7 @@ impl Store {
         let mut entries = Vec::new();
         for (key, id, name) in found {
             let is_here = records.find(id)?.is_some_and(|item| {
-                item.parent == tree.id() && item.directory.0 == key.inode && !item.is_dying
+                item.parent == tree.id() && item.directory.0 == key.inode && !item.is_nameless()
             });
             let directory = InodeId::of_number(root.slot(), key.inode);
             if let Some(directory) = directory.filter(|_| !is_here) {
@@ -248,34 +238,6 @@ impl Store {
         drop(records);
         operation.log();
         Ok(())
-    }
-
-    /// Removes the fork `subvolume`, which has lost its name, unless `interrupted` says that the
-    /// volume is being closed. Returns the root directory of its origin.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`]: it is to be tried again after a commit.
-    pub(super) fn remove_fork(
-        &self,
-        subvolume: &Subvolume,
-        origin: Origin,
-        interrupted: impl Fn() -> bool,
-    ) -> Result<InodeId> {
-        let origin_root = InodeId::root_of(self.trees.slot_of(origin.subvolume)?);
-        loop {
-            let cursor = self.trees.item(subvolume.id)?.cursor;
-            let own = subvolume.tree().own_nodes(cursor)?;
-            let is_last = own.next.is_none();
-            let mut operation = self.begin_on_snapshots(origin.subvolume)?;
-            operation.release_own(subvolume, own)?;
-            if is_last {
-                operation.end_fork(subvolume, origin)?;
-            }
-            operation.leave_unlogged();
-            if is_last || interrupted() {
-                return Ok(origin_root);
-            }
-        }
     }
 }
 
@@ -313,11 +275,13 @@ impl Operation<'_> {
             generation: self.generation(),
             created_ns: now_ns(),
             is_dying: false,
+            is_headless: false,
             uuid: random::bytes16(),
             number,
             origin: None,
             names_others: false,
             cursor: Key::MIN,
+            dying_root: None,
         };
         self.note_unlogged_change();
         let done = Arc::new(OnceLock::new());
@@ -330,50 +294,5 @@ impl Operation<'_> {
             done: Arc::clone(&done),
         });
         Ok((id, Forming { id, root: InodeId::root_of(number), done }))
-    }
-
-    /// Gives back nodes of a fork that is being removed, and what the items in them refer to.
-    fn release_own(&mut self, subvolume: &Subvolume, own: OwnNodes) -> Result<()> {
-        let (store, tree) = (self.store(), subvolume.tree());
-        let records = store.trees.lock_records();
-        let mut runs = Vec::new();
-        for (key, value) in &own.items {
-            if key.kind == ItemKind::Extent as u8 {
-                let extent = Extent::decode(value)?;
-                let birth = extent.generation;
-                runs.push(DeadRun { range: extent.range(), birth, is_node: false });
-            }
-        }
-        runs.retain(|run| run.birth > tree.boundary().origin());
-        // Damage is found before anything is changed.
-        if let Some(run) = runs.iter().find(|run| !store.space.is_referenced(run.range)) {
-            let problem = format!("an extent at {} that is not in use", run.range.start);
-            return Err(store.trees.damaged(problem));
-        }
-        self.note_unlogged_change();
-        if let Some(cursor) = own.next {
-            let item = SubvolumeItem { cursor, ..records.item(subvolume.id)? };
-            records.put(&self.change(), &store.superblock, subvolume.id, &item)?;
-        }
-        tree.release_own(&self.change(), own)?;
-        for run in runs {
-            store.space.give_up(run, tree.boundary(), self.generation())?;
-        }
-        Ok(())
-    }
-
-    /// The fork has given back all that it had made. The operation is on its origin's subvolume.
-    fn end_fork(&mut self, subvolume: &Subvolume, origin: Origin) -> Result<()> {
-        let store = self.store();
-        let records = store.trees.lock_records();
-        records.remove(&self.change(), subvolume.id)?;
-        records.note_ended(subvolume);
-        let key = Key::of_subvolume(origin.subvolume, ItemKind::Snapshot, origin.generation);
-        let missing = || store.trees.damaged(format!("the fork {} had no origin", subvolume.id));
-        let item = SnapshotItem::decode(&records.tree()?.get(&key)?.ok_or_else(missing)?)?;
-        if item.is_hidden && !store.has_forks(origin)? {
-            self.drop_snapshot(&records, origin.generation)?;
-        }
-        Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! How many inodes there are, for `statfs`.
 //!
 //! Invariant: the number of inode items in the trees of files, those of inodes without a name among
-//! them. Those of forks don't count: nobody knows how many a fork has inherited. It changes with
+//! them. Those of forks don't count: nobody knows how many a fork has inherited. Nor do those that
+//! only snapshots are left of. It changes with
 //! the trees, in a joined operation, so at a cut it is that of the trees that are committed; replay
 //! begins with the superblock's and counts on. A volume whose superblock has no number (0) never
 //! gets one.
@@ -27,6 +28,11 @@ impl InodeCount {
     /// The tree lost `key`.
     pub(crate) fn note_gone(&self, tree: &Tree, key: &Key) {
         self.change_in(tree, key, |count| count.checked_sub(1));
+    }
+
+    /// So many inodes are left in snapshots only.
+    pub(crate) fn note_all_gone(&self, inodes: u64) {
+        try_update(&self.0, |count| if count == 0 { None } else { count.checked_sub(inodes) });
     }
 
     fn change_in(&self, tree: &Tree, key: &Key, change: impl Fn(u64) -> Option<u64>) {

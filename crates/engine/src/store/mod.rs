@@ -24,6 +24,7 @@ mod discards;
 pub(crate) mod failures;
 pub(crate) mod forks;
 pub(crate) mod inode_count;
+pub(crate) mod lineage_end;
 pub(crate) mod operation;
 pub(crate) mod recovery;
 mod refusals;
@@ -52,6 +53,7 @@ use cut_work::CutWork;
 use discards::Discards;
 use failures::FailureLedger;
 use inode_count::InodeCount;
+use lineage_end::Turns;
 use requests::{CommitSignal, Unpinner};
 use snapshot_counts::SnapshotCounts;
 use std::sync::Arc;
@@ -95,6 +97,8 @@ pub(crate) struct Store {
     pub(crate) cache: Arc<NodeCache>,
     pub(crate) transactions: Transactions,
     cut_work: CutWork,
+    /// Of threads that remove subvolumes.
+    turns: Turns,
     pub(crate) snapshot_counts: SnapshotCounts,
     /// `log_epoch` of this mount.
     log_epoch: u64,

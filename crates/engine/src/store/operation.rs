@@ -94,12 +94,14 @@ impl Store {
         let subvolume = self.trees.subvolume(inode)?;
         subvolume.check_writable()?;
         let nodes_now = || {
-            let nodes = subvolume.tree().worst_case_joined(items) + nodes_more();
+            let own = subvolume.open_tree().map_or(0, |tree| tree.worst_case_joined(items));
+            let nodes = own + nodes_more();
             nodes + self.nodes_for_cut(items + nodes)
         };
         loop {
             let nodes = nodes_now();
-            let keeps = subvolume.tree().boundary().shared_until().0 > 0;
+            let tree = subvolume.open_tree();
+            let keeps = tree.is_some_and(|tree| tree.boundary().shared_until().0 > 0);
             let reservation = self.reserve_where(Request { data_blocks, nodes }, effort, keeps)?;
             let handle = self.transactions.join()?;
             if nodes_now() <= nodes {
@@ -197,6 +199,11 @@ impl Store {
 impl<'v> Operation<'v> {
     pub(super) fn store(&self) -> &'v Store {
         self.store
+    }
+
+    /// The subvolume whose tree or snapshots the operation changes.
+    pub(super) fn subvolume(&self) -> &'v Subvolume {
+        self.subvolume
     }
 
     /// The tree that the operation changes.

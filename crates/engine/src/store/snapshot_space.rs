@@ -81,8 +81,12 @@ impl Store {
         from: Generation,
         visit: &mut dyn FnMut(usize, &DeadRun),
     ) -> Result<()> {
+        let discarded = self.trees.discarded_since(id)?;
         for list in self.trees.dead_lists(id) {
             let (since, list) = list?;
+            if discarded.is_some_and(|first| since >= first) {
+                continue;
+            }
             let Some(newest) = newest_up_to(snapshots, since).filter(|_| since >= from) else {
                 continue;
             };

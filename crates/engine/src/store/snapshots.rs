@@ -337,10 +337,13 @@ impl Store {
         ids.map(|id| Ok(InodeId::root_of(self.trees.slot_of(id)?))).collect()
     }
 
-    /// Begins an operation on the snapshots of the subvolume `id`, which is opened.
+    /// Begins an operation on the snapshots of the subvolume `id`, which is opened unless it is
+    /// headless.
     pub(super) fn begin_on_snapshots(&self, id: TreeId) -> Result<Operation<'_>> {
         let slot = self.trees.slot_of(id)?;
-        self.open_subvolume(slot, |_| Ok(()))?;
+        if !self.trees.is_headless(id)? {
+            self.open_subvolume(slot, |_| Ok(()))?;
+        }
         let nodes = || {
             let dead_runs = self.trees.dead_runs().map_or(0, |tree| tree.worst_case_joined(1));
             dead_runs + Tree::worst_case_nodes(3, self.trees.records_height())
@@ -462,9 +465,10 @@ impl Store {
             return Ok(());
         }
         let mut operation = self.begin_on_snapshots(id)?;
-        let boundary = operation.tree().boundary();
+        let boundary = operation.subvolume().open_tree().map(Tree::boundary);
         let records = self.trees.lock_records();
-        let is_open = boundary.newest().0 > 0 && boundary.list() == list;
+        let is_open =
+            boundary.is_some_and(|boundary| boundary.newest().0 > 0 && boundary.list() == list);
         let has_snapshot = self.trees.has_snapshot(id, since)?;
         // What died in this transaction is not in the list yet.
         let is_empty = !self.space.has_dead(list)
@@ -492,11 +496,21 @@ impl Store {
         Ok(is_wanted || self.trees.any_fork_of(snapshot)?)
     }
 
-    /// Whether the subvolume has snapshots, wanted ones too, or runs that are to be freed.
-    pub(super) fn keeps_dead_runs(&self, subvolume: &Subvolume) -> Result<bool> {
-        Ok(self.cut_work.wants(subvolume.slot, None)
-            || self.cut_work.wants_fork_of(Source::Head(subvolume.slot, subvolume.id))
-            || self.trees.dead_lists(subvolume.id).next().transpose()?.is_some())
+    /// Whether anything of snapshots keeps the subvolume from being removed: a wanted one, one with
+    /// a name, or runs that are to be freed first. Hidden snapshots stay when it goes.
+    pub(super) fn keeps_its_name(&self, subvolume: &Subvolume) -> Result<bool> {
+        let (id, mut has_hidden) = (subvolume.id, false);
+        for item in self.trees.all_snapshot_items(id) {
+            if !item?.1.is_hidden {
+                return Ok(true);
+            }
+            has_hidden = true;
+        }
+        let has_lists = self.trees.dead_lists(id).next().transpose()?.is_some();
+        Ok(has_lists && !has_hidden
+            || self.trees.cleanups(id).next().transpose()?.is_some()
+            || self.cut_work.wants(subvolume.slot, None)
+            || self.cut_work.wants_fork_of(Source::Head(subvolume.slot, id)))
     }
 }
 
@@ -504,24 +518,24 @@ impl Operation<'_> {
     /// Removes a snapshot of the operation's subvolume; its cleanup is noted. Returns the root
     /// directories of the subvolume and of the snapshot.
     fn delete_snapshot(&mut self, which: Which<'_>) -> Result<[InodeId; 2]> {
-        let (store, id) = (self.store(), self.tree().id());
+        let (store, id) = (self.store(), self.subvolume().id);
         let records = store.trees.lock_records();
         let (generation, item) = store.find_snapshot(id, which)?;
         if item.is_held {
             return Err(Error::Busy);
         }
-        if store.has_forks(Origin { subvolume: id, generation })? {
+        let has_forks = store.has_forks(Origin { subvolume: id, generation })?;
+        let roots = self.roots_without(id, generation, item.number)?;
+        // Before a thread that frees its blocks can come to it.
+        store.cut_work.note_readers(id, roots[1]);
+        if has_forks {
             // They need it; it goes with the last of them.
             let key = Key::of_subvolume(id, ItemKind::Snapshot, generation);
-            let number = item.number;
             self.note_unlogged_change();
             let item = SnapshotItem { is_hidden: true, name: Vec::new(), ..item };
             records.tree()?.insert(&self.change(), key, &item.encode())?;
-            return self.roots_without(id, generation, number);
+            return Ok(roots);
         }
-        let roots = self.roots_without(id, generation, item.number)?;
-        // Before a thread that cleans up can come to it.
-        store.cut_work.note_readers(id, roots[1]);
         self.drop_snapshot(&records, generation)?;
         Ok(roots)
     }
@@ -541,7 +555,7 @@ impl Operation<'_> {
         records: &Records<'_>,
         generation: Generation,
     ) -> Result<()> {
-        let (store, id) = (self.store(), self.tree().id());
+        let (store, id) = (self.store(), self.subvolume().id);
         let (before, after) = store.trees.snapshots_beside(id, generation)?;
         let lists_to = after.unwrap_or(self.generation());
         let cleanup = CleanupItem { oldest: before, lists_from: generation, lists_to };

@@ -11,11 +11,12 @@
 //!    again.
 //! 3. Its tree, its item and its root item go.
 //!
-//! Of a fork, steps 2 and 3 are those of `forks.rs`.
+//! Of one that has snapshots or is a fork, steps 2 and 3 are those of `lineage_end.rs`.
 //!
 //! The commit after step 1 waits for operations that joined before, so from step 2 on nobody else
 //! changes the tree.
 use super::Store;
+use super::lineage_end::Ending;
 use super::operation::{BATCH_ITEMS, Effort, Operation};
 use super::trees::{Place, Records, Subvolume};
 use crate::types::now_ns;
@@ -25,6 +26,7 @@ use cairn_environment::random;
 use cairn_format::{
     Extent, FormatError, InodeItem, ItemKind, Key, Structure, SubvolumeItem, TreeId,
 };
+use std::collections::{BTreeSet, HashSet};
 
 /// What the tree of subvolumes says of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +73,7 @@ impl Store {
             let _operation = self.begin_for_subvolume(InodeId::ROOT, 0, Effort::Name)?;
             let records = self.trees.lock_records();
             let item = records.find(TreeId(id))?.ok_or(Error::NotFound)?;
-            if item.is_dying {
+            if item.is_nameless() {
                 return Err(Error::NotFound);
             }
             records.set_default(TreeId(id));
@@ -80,33 +82,60 @@ impl Store {
     }
 
     /// The root directories of the subvolumes that have lost their names before the volume was
-    /// opened.
+    /// opened, and of which something is to be removed.
     pub(crate) fn dying_subvolumes(&self) -> Result<Vec<InodeId>> {
         let records = self.trees.all_records(&self.superblock)?;
-        let dying = records.into_iter().filter(|(_, item)| item.is_dying);
-        dying
-            .map(|(id, _)| {
-                let slot = self.trees.slot_of(id)?;
-                self.trees.open_slot(slot, |_| Ok(()))?.end();
-                Ok(InodeId::root_of(slot))
-            })
-            .collect()
+        let (of, mut dying) = (self.being_removed(&records)?, Vec::new());
+        for (id, item) in records.into_iter().filter(|(_, item)| item.is_nameless()) {
+            let slot = self.trees.slot_of(id)?;
+            if !item.is_headless {
+                self.trees.open_slot(slot, |_| Ok(()))?;
+            }
+            let root = InodeId::root_of(slot);
+            self.trees.subvolume(root)?.end();
+            if of.contains(&id) {
+                dying.push(root);
+            }
+        }
+        Ok(dying)
     }
 
-    /// Steps 2 and 3 for the subvolume with the root directory `root`, unless `interrupted` says
-    /// that the volume is being closed: then the next mount goes on. Of a fork, returns the root
-    /// directory of its origin, whose snapshot may have gone with it.
+    /// Those of all subvolumes of which something is being removed, or is to be.
+    fn being_removed(&self, records: &[(TreeId, SubvolumeItem)]) -> Result<BTreeSet<TreeId>> {
+        let origins = records.iter().filter_map(|(_, item)| item.origin);
+        let origins: HashSet<_> =
+            origins.map(|origin| (origin.subvolume.0, origin.generation.0)).collect();
+        let mut found = BTreeSet::new();
+        for (id, item) in records.iter().filter(|(_, item)| item.is_nameless()) {
+            // Of one that another thread has just removed there is no snapshot.
+            let is_due = item.is_dying
+                || self
+                    .trees
+                    .newest_snapshot(*id)?
+                    .is_none_or(|(made, _)| !origins.contains(&(id.0, made.0)));
+            if is_due {
+                found.insert(*id);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Steps 2 and 3 for the subvolume with the root directory `root`, unless the volume is being
+    /// closed: then the next mount goes on. Of a fork, returns the root directory of its origin,
+    /// where there may be something to do now.
     ///
     /// # Errors
     /// [`Error::NoSpace`]: it is to be tried again after a commit.
     pub(crate) fn remove_subvolume(
         &self,
         root: InodeId,
-        interrupted: impl Fn() -> bool,
+        ending: &Ending<'_>,
     ) -> Result<Option<InodeId>> {
         let subvolume = self.trees.subvolume(root)?;
-        if let Some(origin) = self.trees.item(subvolume.id)?.origin {
-            return self.remove_fork(subvolume, origin, interrupted).map(Some);
+        let item = self.trees.lock_records().find(subvolume.id)?;
+        let Some(item) = item.filter(SubvolumeItem::is_nameless) else { return Ok(None) };
+        if self.shares_blocks(subvolume.id, &item)? {
+            return self.end_lineage(subvolume, ending);
         }
         let mut batch = BATCH_ITEMS;
         loop {
@@ -121,7 +150,7 @@ impl Store {
             if operation.remove_items(batch)? {
                 break;
             }
-            if interrupted() {
+            if (ending.is_interrupted)() {
                 return Ok(None);
             }
         }
@@ -148,27 +177,30 @@ impl Store {
         Ok(operation)
     }
 
-    /// What the volume says of each subvolume, by ascending id.
+    /// What the volume says of each subvolume, by ascending id. One of which only snapshots are
+    /// left is among them while something of these is being removed.
     pub(crate) fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
         let default = self.trees.default_subvolume();
-        self.trees
-            .all_records(&self.superblock)?
-            .into_iter()
-            .filter(|(id, _)| !self.trees.is_forming(*id))
-            .map(|(id, item)| {
-                Ok(SubvolumeInfo {
-                    id: id.0,
-                    uuid: item.uuid,
-                    parent: item.parent.0,
-                    generation: item.generation.0,
-                    created_ns: item.created_ns,
-                    is_default: id == default,
-                    is_dying: item.is_dying,
-                    origin: item.origin.map(|origin| (origin.subvolume.0, origin.generation.0)),
-                    hides_names: item.names_others,
-                })
-            })
-            .collect()
+        let records = self.trees.all_records(&self.superblock)?;
+        let (of, mut subvolumes) = (self.being_removed(&records)?, Vec::new());
+        for (id, item) in records {
+            let is_dying = of.contains(&id);
+            if self.trees.is_forming(id) || item.is_headless && !is_dying {
+                continue;
+            }
+            subvolumes.push(SubvolumeInfo {
+                id: id.0,
+                uuid: item.uuid,
+                parent: item.parent.0,
+                generation: item.generation.0,
+                created_ns: item.created_ns,
+                is_default: id == default,
+                is_dying,
+                origin: item.origin.map(|origin| (origin.subvolume.0, origin.generation.0)),
+                hides_names: item.names_others,
+            });
+        }
+        Ok(subvolumes)
     }
 }
 
@@ -192,11 +224,13 @@ impl Operation<'_> {
             generation: self.generation(),
             created_ns: now_ns(),
             is_dying: false,
+            is_headless: false,
             uuid: random::bytes16(),
             number,
             origin: None,
             names_others: false,
             cursor: Key::MIN,
+            dying_root: None,
         };
         self.note_unlogged_change();
         let change = self.change();
@@ -232,7 +266,7 @@ impl Operation<'_> {
     ///
     /// # Errors
     /// [`Error::NotEmpty`] if names of other subvolumes stand in it, [`Error::Busy`] if it is the
-    /// default one, shown at the root, or has snapshots or what is left of them; nothing is changed
+    /// default one, shown at the root, or has snapshots with names or cleanups; nothing is changed
     /// then.
     pub(crate) fn begin_removal(&mut self, root: InodeId) -> Result<()> {
         let store = self.store();
@@ -243,13 +277,14 @@ impl Operation<'_> {
             return Err(Error::Busy);
         }
         let item = records.item(subvolume.id)?;
-        if store.keeps_dead_runs(subvolume)? {
+        if store.keeps_its_name(subvolume)? {
             return Err(Error::Busy);
         }
         if store.cut_work.wants_name_in(subvolume.id) || records.any_named_in(subvolume.id)? {
             return Err(Error::NotEmpty);
         }
         self.note_unlogged_change();
+        store.cut_work.note_deletion(self.generation());
         let item = SubvolumeItem { is_dying: true, ..item };
         records.put(&self.change(), &store.superblock, subvolume.id, &item)?;
         subvolume.end();

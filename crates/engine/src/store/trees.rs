@@ -24,7 +24,7 @@ use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_format::{
     BlockRange, FormatError, Generation, Geometry, INODE_FIRST, InodeNumber, Key, NodePointer,
-    RootItem, Structure, Superblock, TREE_DEAD, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
+    RootItem, Structure, SubvolumeItem, Superblock, TREE_DEAD, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
 };
 use cairn_space::{Boundary, Space};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -135,6 +135,11 @@ impl Subvolume {
     /// Its tree of files; it is open.
     pub(crate) fn tree(&self) -> &Tree {
         &self.opened().tree.tree
+    }
+
+    /// Its tree of files, if it is open. A headless one need not be.
+    pub(super) fn open_tree(&self) -> Option<&Tree> {
+        self.files.get().map(|opened| &opened.tree.tree)
     }
 }
 
@@ -295,7 +300,7 @@ impl Trees {
     fn with_number(&self, number: u32) -> Result<Option<&Subvolume>> {
         for item in self.subvolume_items() {
             let (id, item) = item?;
-            if item.number == number && !item.is_dying {
+            if item.number == number && !item.is_nameless() {
                 return Ok((self.slot_of(id)? == number).then(|| self.put_in_slot(id, number)));
             }
             for snapshot in self.snapshot_items(id) {
@@ -372,6 +377,9 @@ impl Trees {
             subvolume.files.get_or_init(|| Opened { tree, place });
         }
         if subvolume.files.get().is_none() {
+            if self.is_headless(subvolume.id)? {
+                return Err(Error::Stale);
+            }
             let root = self.recorded_root(subvolume.id)?;
             let place = self.recorded_place(subvolume.id)?;
             let boundary = Arc::new(self.recorded_boundary(subvolume.id)?);
@@ -385,6 +393,25 @@ impl Trees {
             self.opened.lock().push(slot);
         }
         Ok(subvolume)
+    }
+
+    /// Whether the subvolume `id` has lost its tree.
+    pub(super) fn is_headless(&self, id: TreeId) -> Result<bool> {
+        Ok(self.records.get().is_some() && self.item(id)?.is_headless)
+    }
+
+    /// What is being removed of `subvolume`, which `item` describes, without what others have:
+    /// nodes born up to the tree's boundary. Nobody else uses it.
+    pub(super) fn dying_tree(&self, subvolume: &Subvolume, item: &SubvolumeItem) -> Result<Tree> {
+        let id = subvolume.id;
+        let newest = self.newest_snapshot(id)?.map_or(Generation(0), |(made, _)| made);
+        let origin = item.origin.map_or(Generation(0), |origin| origin.generation);
+        let boundary = Arc::new(Boundary::new(newest, 0).of_fork(origin));
+        let (cache, root) = match item.dying_root {
+            Some(root) => (&self.snapshot_cache, root),
+            None => (&self.cache, subvolume.tree().root()),
+        };
+        Ok(Tree::open_shared(cache.clone(), self.space.clone(), id, root, boundary))
     }
 
     /// Shows `look` the tree of files of a subvolume, which is not opened for it.

@@ -54,12 +54,13 @@ impl Volume {
     }
 
     /// Removes a subvolume with everything in it. Durable when this returns; its space comes back
-    /// later. Who uses an inode of it gets [`Error::Stale`].
+    /// later, but for what forks of it have, which stays as long as they do. Who uses an inode of it
+    /// gets [`Error::Stale`].
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InvalidArgument`] for what is no subvolume,
     /// [`Error::NotEmpty`] if it holds other subvolumes, [`Error::Busy`] for the one that is shown
-    /// by default or now.
+    /// by default or now, and for one that has snapshots.
     pub fn remove_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.remove_subvolume_if(parent, name, &|_| Ok(()))
     }
@@ -78,7 +79,8 @@ impl Volume {
         self.names().remove_subvolume(parent, name, permits)
     }
 
-    /// All subvolumes, by ascending id. A volume that never had a second one has one.
+    /// All subvolumes, by ascending id; also those that are being removed, or parts of which are,
+    /// which forks had needed. A volume that never had a second one has one.
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Device`].

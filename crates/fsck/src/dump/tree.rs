@@ -4,8 +4,8 @@ use crate::{FsckError, superblocks};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
     BlockNumber, BlockRange, CleanupItem, DeadListItem, DeadRun, DirectoryEntry, EntryTarget,
-    Extent, InodeItem, ItemKind, Key, NODE_BLOCKS, Node, Origin, RootItem, SnapshotItem,
-    SubvolumeItem, TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
+    Extent, InodeItem, ItemKind, Key, NODE_BLOCKS, Node, NodePointer, Origin, RootItem,
+    SnapshotItem, SubvolumeItem, TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
 };
 use serde::Serialize;
 use std::fmt;
@@ -248,6 +248,11 @@ fn describe_subvolume(item: &SubvolumeItem) -> String {
     if item.cursor != Key::MIN {
         origin += &format!(", given up below {:?}", item.cursor);
     }
+    if let Some(root) = item.dying_root {
+        let NodePointer { block, generation, level } = root;
+        origin +=
+            &format!(", gives up the tree at {block}, generation {generation}, level {level}");
+    }
     format!(
         "number {}, in directory {} of subvolume {}, generation {}, created {} ns after 1970, {uuid}{origin}{}",
         item.number,
@@ -255,7 +260,12 @@ fn describe_subvolume(item: &SubvolumeItem) -> String {
         item.parent,
         item.generation,
         item.created_ns,
-        if item.is_dying { ", dying" } else { "" }
+        match (item.is_headless, item.is_dying) {
+            (false, false) => "",
+            (false, true) => ", dying",
+            (true, false) => ", headless",
+            (true, true) => ", headless, dying",
+        }
     )
 }
 

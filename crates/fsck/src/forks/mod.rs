@@ -21,16 +21,42 @@ pub(crate) const WHOLE_MAX: usize = 64;
 pub(crate) struct Lineage {
     /// Of a fork: the transaction that made the snapshot that it began as.
     pub(crate) origin: Option<Generation>,
-    /// Of a dying fork: what stands in nodes wholly below this was given up.
+    /// What was born up to there is counted where others have it: in the origin, or, of a tree that
+    /// is being removed, in the newest snapshot.
+    counted_elsewhere: Generation,
+    /// Of a tree that is being removed: what stands in nodes wholly below this was given up.
     cursor: Key,
 }
 
 impl Lineage {
     /// That of a tree whose item can't be read: any node may be that of an origin.
-    pub(crate) const UNKNOWN: Self = Self { origin: Some(Generation(u64::MAX)), cursor: Key::MIN };
+    pub(crate) const UNKNOWN: Self = Self {
+        origin: Some(Generation(u64::MAX)),
+        counted_elsewhere: Generation(u64::MAX),
+        cursor: Key::MIN,
+    };
 
+    /// Of a snapshot of the subvolume, or of its tree while it has a name.
     pub(crate) fn of(item: &SubvolumeItem) -> Self {
-        Self { origin: item.origin.map(|origin| origin.generation), cursor: item.cursor }
+        let origin = item.origin.map(|origin| origin.generation);
+        Self { origin, counted_elsewhere: origin.unwrap_or_default(), cursor: Key::MIN }
+    }
+
+    /// Of the tree of the subvolume that is being removed; `newest` is its newest snapshot, or 0.
+    pub(crate) fn of_dying(item: &SubvolumeItem, newest: Generation) -> Self {
+        let of = Self::of(item);
+        let counted_elsewhere = of.counted_elsewhere.max(newest);
+        Self { counted_elsewhere, cursor: item.cursor, ..of }
+    }
+
+    /// Whether what was born then is counted in another tree.
+    pub(crate) fn is_counted_elsewhere(&self, birth: Generation) -> bool {
+        birth <= self.counted_elsewhere
+    }
+
+    /// Whether the superblock's number of inodes has those of the tree.
+    pub(crate) fn counts_inodes(&self) -> bool {
+        self.origin.is_none() && self.cursor == Key::MIN
     }
 
     /// Whether a fork has what was born then from its origin.
@@ -75,6 +101,10 @@ pub(crate) fn problems_of_items(checker: &Checker<'_>, all_known: bool) -> Vec<(
     let has_forks = checker.superblock.features.has_forks();
     let (mut problems, mut origins) = (Vec::new(), BTreeSet::new());
     for (&id, item) in &checker.subvolumes {
+        if item.is_headless && !has_forks {
+            let problem = "is headless, but the superblock says that there are no forks";
+            problems.push((id, problem.to_owned()));
+        }
         let Some(Origin { subvolume, generation }) = item.origin else { continue };
         origins.insert((subvolume, generation));
         let shown = format!("is a fork of the snapshot of {generation} of subvolume {subvolume}");
@@ -92,6 +122,8 @@ pub(crate) fn problems_of_items(checker: &Checker<'_>, all_known: bool) -> Vec<(
     for (&id, of) in &checker.snapshots.of {
         let hidden = of.snapshots.iter().filter(|(_, item)| item.is_hidden);
         let useless = hidden.filter(|(at, _)| all_known && !origins.contains(&(id, **at)));
+        // One that stands in for the subvolume's tree waits until it can go.
+        let useless = useless.filter(|(at, _)| !of.is_nameless || **at != of.boundary());
         problems.extend(
             useless
                 .map(|(at, _)| (id, format!("has a hidden snapshot of {at}, but no fork of it"))),
@@ -105,7 +137,7 @@ pub(crate) fn exist(checker: &Checker<'_>) -> bool {
     let mut items = checker.subvolumes.values();
     let mut trees = checker.trees.values();
     let mut snapshots = checker.snapshots.of.values().flat_map(|of| of.snapshots.values());
-    items.any(|item| item.origin.is_some())
+    items.any(|item| item.origin.is_some() || item.is_headless || item.cursor != Key::MIN)
         || trees.any(|tree| tree.lineage.origin.is_some())
         || snapshots.any(|item| item.is_hidden)
 }
@@ -117,7 +149,11 @@ pub(crate) fn check(checker: &mut Checker<'_>) {
     for id in ids {
         let Some(root) = checker.snapshots.root_of(id) else { continue };
         let newest = checker.superblock.generation;
-        let root = ExpectedNode::root(id, root, newest).with(checker.lineage_of(id));
+        if checker.snapshots.of.get(&id).is_some_and(|of| of.is_nameless) {
+            // Of a tree that is being removed nobody uses what its snapshots have.
+            continue;
+        }
+        let root = ExpectedNode::root(id, root, newest).with(checker.lineage_of_tree(id));
         let foreign = not_of_origin(checker, &checker.snapshots.of, &root);
         for Foreign { block, problem, .. } in &foreign {
             let problem = format!("tree {id}: {problem}");

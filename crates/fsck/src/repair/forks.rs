@@ -9,12 +9,15 @@
 //!   with its origin.
 use super::gather::GatheredTrees;
 use crate::checker::Checker;
-use cairn_format::{Generation, Key, Origin, SubvolumeItem, TreeId};
-use std::collections::BTreeMap;
+use cairn_format::{Generation, Origin, SubvolumeItem, TreeId};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// The forks that stay, by their ids.
+/// The forks that stay, by their ids, and the subvolumes that have lost their names.
 #[derive(Default)]
-pub(super) struct Forks(BTreeMap<TreeId, Origin>);
+pub(super) struct Forks {
+    forks: BTreeMap<TreeId, Origin>,
+    nameless: BTreeSet<TreeId>,
+}
 
 impl Forks {
     /// Those whose origins stay. The items of the others are no forks any more.
@@ -24,35 +27,37 @@ impl Forks {
         trees: &GatheredTrees,
     ) -> Self {
         let mut forks = BTreeMap::new();
+        let nameless = found.iter().filter(|(_, item)| item.is_nameless()).map(|(id, _)| *id);
+        let nameless: BTreeSet<TreeId> = nameless.collect();
         for (&id, item) in found.iter_mut() {
-            // The tree of a dying one is made anew, without items.
-            item.cursor = Key::MIN;
             let stays = |origin: &Origin| {
                 let of = checker.snapshots.of.get(&origin.subvolume);
                 let exists = of.is_some_and(|of| of.snapshots.contains_key(&origin.generation));
                 exists
                     && origin.subvolume < id
                     && origin.generation <= item.generation
-                    && can_stay(checker, trees, origin.subvolume, origin.generation)
+                    && can_stay(checker, origin.generation)
+                    && (trees.contains_key(&origin.subvolume)
+                        || nameless.contains(&origin.subvolume))
             };
             item.origin = item.origin.filter(stays);
             if let Some(origin) = item.origin
-                && (trees.contains_key(&id) || item.is_dying)
+                && (trees.contains_key(&id) || item.is_nameless())
             {
                 forks.insert(id, origin);
             }
         }
-        Self(forks)
+        Self { forks, nameless }
     }
 
     /// The transaction of the snapshot that `id` began as, if it is a fork.
     pub(super) fn origin_of(&self, id: TreeId) -> Option<Origin> {
-        self.0.get(&id).copied()
+        self.forks.get(&id).copied()
     }
 
     /// Whether `id` has what was born then from its origin.
     pub(super) fn has_inherited(&self, id: TreeId, birth: Generation) -> bool {
-        self.0.get(&id).is_some_and(|origin| birth <= origin.generation)
+        self.forks.get(&id).is_some_and(|origin| birth <= origin.generation)
     }
 
     /// The subvolume whose own it is what `id` has inherited with this birth, and the snapshot of
@@ -60,33 +65,33 @@ impl Forks {
     pub(super) fn source_of(&self, id: TreeId, birth: Generation) -> Option<Origin> {
         let mut source = None;
         let mut at = id;
-        while let Some(origin) = self.0.get(&at).filter(|origin| birth <= origin.generation) {
+        while let Some(origin) = self.forks.get(&at).filter(|origin| birth <= origin.generation) {
             source = Some(*origin);
             at = origin.subvolume;
         }
         source
     }
 
+    /// Whether the subvolume has lost its name.
+    pub(super) fn is_nameless(&self, id: TreeId) -> bool {
+        self.nameless.contains(&id)
+    }
+
     /// Whether a fork needs this snapshot.
     pub(super) fn need(&self, subvolume: TreeId, generation: Generation) -> bool {
-        self.0.values().any(|origin| *origin == Origin { subvolume, generation })
+        self.forks.values().any(|origin| *origin == Origin { subvolume, generation })
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.forks.is_empty()
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = TreeId> {
-        self.0.keys().copied()
+        self.forks.keys().copied()
     }
 }
 
-/// Whether a repair can keep this snapshot, if there is one.
-pub(super) fn can_stay(
-    checker: &Checker<'_>,
-    trees: &GatheredTrees,
-    id: TreeId,
-    generation: Generation,
-) -> bool {
-    generation.0 > 0 && generation <= checker.superblock.generation && trees.contains_key(&id)
+/// Whether a repair can keep a snapshot of this transaction.
+pub(super) fn can_stay(checker: &Checker<'_>, generation: Generation) -> bool {
+    generation.0 > 0 && generation <= checker.superblock.generation
 }

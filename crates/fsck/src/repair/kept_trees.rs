@@ -1,6 +1,7 @@
 //! Trees in which a repair changes nothing.
 use super::forks::Forks;
 use super::gather::GatheredTrees;
+use super::snapshots::References;
 use super::write::file_items;
 use crate::FsckError;
 use crate::checker::Checker;
@@ -36,6 +37,7 @@ impl Visitor for Comparison<'_> {
 pub(super) fn unchanged(
     checker: &Checker<'_>,
     forks: &Forks,
+    references: &References,
     trees: &GatheredTrees,
 ) -> Result<KeptTrees, FsckError> {
     let mut kept = KeptTrees::default();
@@ -45,6 +47,8 @@ pub(super) fn unchanged(
         let is_whole = !tree.is_dying
             && tree.changes.items.is_empty()
             && !checker.foreign.contains_key(&id)
+            // Otherwise nothing else may keep what it has inherited.
+            && forks.origin_of(id).is_some_and(|origin| references.is_whole(origin))
             && !checker.lost_nodes.iter().any(|lost| lost.concerns(id));
         if !is_whole {
             continue;

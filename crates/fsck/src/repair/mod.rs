@@ -100,6 +100,7 @@ pub(crate) fn rebuild(
     extents::sort_out(&mut trees, &checker.reader, &forks);
     let mut references = snapshots::References::of_snapshots(checker, &trees, &forks);
     lost.extend(references.take_dropped());
+    subvolumes::bring_back(&references.with_damaged_newest(), &mut found, &mut trees);
     let dropped = extents::drop_damaged(&mut trees, &checker.reader, given_up)
         + references.leave_foreign(&mut trees, checker, &forks)
         + references.cut_conflicts(&mut trees, &checker.reader, &forks);
@@ -117,7 +118,7 @@ pub(crate) fn rebuild(
     losses::add_paths(&trees, &mut lost);
     // The extents of inodes that turned out to be no files are gone.
     references.leave_to_subvolumes(&mut trees, generation, &forks);
-    let unchanged = kept_trees::unchanged(checker, &forks, &trees)?;
+    let unchanged = kept_trees::unchanged(checker, &forks, &references, &trees)?;
     references.leave_nodes(&unchanged.nodes);
     let mut kept = BlockSet::new(checker.reader.blocks_present());
     let inodes = trees.values().flat_map(|tree| tree.inodes.values());
@@ -132,7 +133,8 @@ pub(crate) fn rebuild(
         block: checker.superblock.log_tail.block,
         sequence: checker.superblock.log_tail.sequence.max(1),
     };
-    let mut subvolumes = subvolumes::settled(checker, found, &mut trees, generation);
+    let has_snapshots = |id| references.has_snapshots(id);
+    let mut subvolumes = subvolumes::settled(checker, found, &mut trees, has_snapshots, generation);
     let Some(lists) = references.settle(checker, &mut subvolumes, generation) else {
         return Ok(RepairResult::Impossible("a dead list of a snapshot would become too long"));
     };
@@ -311,7 +313,7 @@ fn next_tree(checker: &Checker<'_>, trees: &GatheredTrees) -> TreeId {
 fn default_subvolume(checker: &Checker<'_>, subvolumes: &subvolumes::Subvolumes) -> TreeId {
     let default = checker.superblock.default_subvolume;
     let items = subvolumes.as_ref();
-    let lives = items.and_then(|items| items.get(&default)).is_some_and(|item| !item.is_dying);
+    let lives = items.and_then(|items| items.get(&default)).is_some_and(|item| !item.is_nameless());
     if lives { default } else { TREE_FILES }
 }
 

@@ -27,7 +27,8 @@ use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots::{shown, visit_nodes};
 use cairn_format::{
     BlockNumber, BlockRange, DeadListItem, DeadRun, Extent, ExtentKind, Generation, ItemKind, Key,
-    NODE_BLOCKS, NodePointer, SnapshotItem, SubvolumeItem, TREE_DEAD, TreeId, node::LEVELS_MAX,
+    NODE_BLOCKS, NodePointer, Origin, SnapshotItem, SubvolumeItem, TREE_DEAD, TreeId,
+    node::LEVELS_MAX,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -90,7 +91,8 @@ impl References {
                 if item.is_hidden && !forks.need(id, generation) {
                     continue;
                 }
-                if !can_stay(checker, trees, id, generation) {
+                let has_subvolume = trees.contains_key(&id) || forks.is_nameless(id);
+                if !can_stay(checker, generation) || !has_subvolume {
                     let problem = shown(item, generation);
                     let finding =
                         Finding::new(PassId::Trees, Severity::Error, Structure::Item, problem);
@@ -235,6 +237,27 @@ impl References {
         }
     }
 
+    /// Whether all of this snapshot can be read.
+    pub(super) fn is_whole(&self, snapshot: Origin) -> bool {
+        let found = self.snapshots.get(&(snapshot.subvolume, snapshot.generation));
+        found.is_some_and(|snapshot| snapshot.is_whole)
+    }
+
+    /// The subvolumes whose newest snapshots can't be read completely.
+    pub(super) fn with_damaged_newest(&self) -> Vec<TreeId> {
+        let mut newest = BTreeMap::new();
+        for (&(id, _), snapshot) in &self.snapshots {
+            newest.insert(id, snapshot.is_whole);
+        }
+        newest.into_iter().filter(|(_, is_whole)| !is_whole).map(|(id, _)| id).collect()
+    }
+
+    /// Whether a snapshot of the subvolume stays.
+    pub(super) fn has_snapshots(&self, id: TreeId) -> bool {
+        let of_id = (id, Generation(0))..=(id, Generation(u64::MAX));
+        self.snapshots.range(of_id).next().is_some()
+    }
+
     /// Adds the blocks of all runs to `kept`.
     pub(super) fn add_blocks(&self, kept: &mut BlockSet) {
         for (&start, run) in &self.runs {
@@ -287,6 +310,13 @@ impl References {
             }
             let key = |kind| Key::of_subvolume(id, kind, generation);
             items.push((key(ItemKind::Snapshot), item.encode()));
+            // The newest snapshot of a subvolume without a head counts as that.
+            let mut later = self.snapshots.range((id, generation.next())..);
+            let is_newest = later.next().is_none_or(|((of, _), _)| *of != id);
+            let of_id = subvolumes.as_ref().and_then(|items| items.get(&id));
+            if is_newest && of_id.is_some_and(|item| item.is_headless) {
+                continue;
+            }
             let list = DeadListItem { list: next_list };
             items.push((key(ItemKind::DeadList), list.encode().to_vec()));
             lists.insert((id, generation), next_list);

@@ -2,7 +2,9 @@
 //!
 //! - A subvolume is kept if anything of its tree is left, or if it has snapshots. Without an item
 //!   it gets one.
-//! - A dying one stays so. Its items were being removed, so the repair leaves them all out.
+//! - One that has lost its name stays so. Its items were being removed, so the repair leaves them
+//!   all out. If a fork needs a snapshot of it, it is headless then, or else dying. One that has
+//!   snapshots with names, or whose newest snapshot is damaged, comes back, and gets a name.
 //! - Its home is a directory with an entry that names it: that in its item, or else the first. One
 //!   without a home, or in a circle of subvolumes, moves to `lost+found` of the first subvolume.
 //! - A fork may still have names of subvolumes of its origin. These are left out.
@@ -38,7 +40,13 @@ pub(super) fn found(
             items.entry(id).or_insert(item);
         }
     }
-    let is_dying = |id: &TreeId| items.get(id).is_some_and(|item| item.is_dying);
+    for (id, item) in &mut items {
+        let of = checker.snapshots.of.get(id);
+        if of.is_some_and(|of| of.snapshots.values().any(|snapshot| !snapshot.is_hidden)) {
+            give_name_to(item);
+        }
+    }
+    let is_dying = |id: &TreeId| items.get(id).is_some_and(|item| item.is_nameless());
     let with_snapshots: BTreeSet<TreeId> = checker
         .snapshots
         .of
@@ -54,6 +62,27 @@ pub(super) fn found(
         *id == TREE_FILES || (has_any && !is_dying(id) && can_be_kept(*id))
     });
     items
+}
+
+/// Of a subvolume without a name the newest snapshot would have to show which blocks are in use. If
+/// that is `damaged`, the subvolume comes back, empty: dead lists can show it then.
+pub(super) fn bring_back(
+    damaged: &[TreeId],
+    found: &mut BTreeMap<TreeId, SubvolumeItem>,
+    trees: &mut GatheredTrees,
+) {
+    for id in damaged {
+        if let Some(item) = found.get_mut(id).filter(|item| item.is_nameless()) {
+            give_name_to(item);
+            trees.entry(*id).or_default();
+        }
+    }
+}
+
+/// It will have a name.
+fn give_name_to(item: &mut SubvolumeItem) {
+    (item.is_dying, item.is_headless) = (false, false);
+    (item.cursor, item.dying_root) = (Key::MIN, None);
 }
 
 /// Whether a volume with this subvolume can still be mounted for writing.
@@ -111,6 +140,7 @@ pub(super) fn settled(
     checker: &Checker<'_>,
     found: BTreeMap<TreeId, SubvolumeItem>,
     trees: &mut GatheredTrees,
+    has_snapshots: impl Fn(TreeId) -> bool,
     generation: Generation,
 ) -> Subvolumes {
     let superblock = &checker.superblock;
@@ -138,10 +168,21 @@ pub(super) fn settled(
     for &id in trees.keys() {
         items.entry(id).or_insert_with(|| invented(id));
     }
-    for (id, item) in found.into_iter().filter(|(id, item)| item.is_dying && *id != TREE_FILES) {
-        let made = item.generation.clamp(Generation(1), generation);
-        items.insert(id, SubvolumeItem { generation: made, ..item });
-        trees.insert(id, Default::default());
+    let nameless = |(id, item): &(TreeId, SubvolumeItem)| item.is_nameless() && *id != TREE_FILES;
+    for (id, item) in found.into_iter().filter(nameless) {
+        let is_headless = has_snapshots(id);
+        let item = SubvolumeItem {
+            generation: item.generation.clamp(Generation(1), generation),
+            is_dying: !is_headless,
+            is_headless,
+            cursor: Key::MIN,
+            dying_root: None,
+            ..item
+        };
+        items.insert(id, item);
+        if !is_headless {
+            trees.insert(id, Default::default());
+        }
     }
     items.values_mut().for_each(|item| item.names_others = false);
     number(&mut items);

@@ -19,8 +19,11 @@ pub(super) fn example(
     generation: Generation,
 ) -> Option<String> {
     let reader = &checker.reader;
-    let (head, dead) =
-        (checker.snapshots.roots.get(&id)?, checker.snapshots.roots.get(&TREE_DEAD)?);
+    let dead = checker.snapshots.roots.get(&TREE_DEAD)?;
+    let head = match of.is_nameless {
+        true => &of.snapshots.last_key_value()?.1.root,
+        false => checker.snapshots.roots.get(&id)?,
+    };
     let lineage = checker.lineage_of(id);
     let is_own = |(_, birth, _): &Reference| !lineage.is_of_origin(Generation(*birth));
     let mut in_tree = Vec::new();
@@ -29,7 +32,8 @@ pub(super) fn example(
     add_references(reader, *head, &mut kept);
     in_tree.retain(is_own);
     kept.retain(|run| run.1 <= generation.0 && is_own(run));
-    let lists: BTreeSet<u64> = of.lists.range(generation..).map(|(_, list)| *list).collect();
+    let lists = of.lists.range(generation..).filter(|(since, _)| !of.discards(**since));
+    let lists: BTreeSet<u64> = lists.map(|(_, list)| *list).collect();
     visit_nodes(reader, *dead, &mut |leaf| {
         let of_lists = leaf.items().filter(|(key, _)| lists.contains(&key.inode));
         for run in of_lists.flat_map(|(_, value)| DeadRun::decode_all(value).unwrap_or_default()) {

@@ -66,6 +66,13 @@ fn of_run(
     if !checker.reader.contains(run.range) {
         return Some("they lie outside the volume".into());
     }
+    if let Some((id, since)) = owner
+        && let Some(of) = checker.snapshots.of.get(&id).filter(|of| of.discards(since))
+    {
+        // The newest snapshot has them, and is counted.
+        let is_possible = (1..=of.boundary().0.min(since.0)).contains(&run.birth.0);
+        return (!is_possible).then(|| "impossible in a list that is discarded".into());
+    }
     let twice = checker.referenced.insert(run.range);
     let (id, since) = owner?;
     let is_of_origin = checker.lineage_of(id).is_of_origin(run.birth);

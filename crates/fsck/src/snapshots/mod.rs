@@ -37,12 +37,19 @@ pub(crate) struct SubvolumeSnapshots {
     kept: BTreeMap<Generation, Fingerprint>,
     /// Whether a reference could not be counted among those kept.
     is_uncountable: bool,
+    /// The subvolume has lost its name: the newest snapshot counts as its tree did.
+    pub(crate) is_nameless: bool,
 }
 
 impl SubvolumeSnapshots {
     /// The generation of the newest snapshot, or 0.
     pub(crate) fn boundary(&self) -> Generation {
         self.snapshots.last_key_value().map_or(Generation(0), |(generation, _)| *generation)
+    }
+
+    /// Whether a dead list is discarded: what is in it is the newest snapshot's.
+    fn discards(&self, since: Generation) -> bool {
+        self.is_nameless && since >= self.boundary()
     }
 
     /// Counts a reference as kept for the snapshots from its birth to `last`. Returns whether there
@@ -190,6 +197,13 @@ pub(crate) fn add_item(
     Some(added.map_err(|error| error.problem))
 }
 
+/// Once the tree of subvolumes is read: which ones have lost their names.
+pub(crate) fn note_nameless(checker: &mut Checker<'_>) {
+    for (id, of) in &mut checker.snapshots.of {
+        of.is_nameless = checker.subvolumes.get(id).is_some_and(SubvolumeItem::is_nameless);
+    }
+}
+
 /// Once all trees are read: compares the items with those of subvolumes, the superblock, and each
 /// other. If all subvolumes are known, one that is missing does not exist.
 pub(crate) fn check_items(checker: &mut Checker<'_>, all_known: bool) {
@@ -200,12 +214,13 @@ pub(crate) fn check_items(checker: &mut Checker<'_>, all_known: bool) {
             None if all_known => {
                 problems.push((id, "has snapshots or dead lists, but does not exist".into()));
             }
-            Some(item) if item.is_dying => {
-                problems.push((id, "is being removed, but has snapshots or dead lists".into()));
+            item => {
+                let mut found = of_subvolume(checker, of, item, all_known);
+                if let Some(item) = item.filter(|item| item.is_nameless()) {
+                    found.extend(of_nameless(of, item, all_known));
+                }
+                problems.extend(found.into_iter().map(|problem| (id, problem)));
             }
-            item => problems.extend(
-                of_subvolume(checker, of, item, all_known).into_iter().map(|problem| (id, problem)),
-            ),
         }
         for &list in of.lists.values() {
             if let Some(other) = lists.insert(list, id) {
@@ -246,7 +261,7 @@ fn of_subvolume(
             problems
                 .push(format!("has two snapshots named {name:?}, of {other} and of {generation}"));
         }
-        if all_known && !of.lists.contains_key(&generation) {
+        if all_known && !of.lists.contains_key(&generation) && !of.discards(generation) {
             problems.push(format!("has a snapshot of {generation}, but no dead list since then"));
         }
     }
@@ -273,6 +288,28 @@ fn of_subvolume(
             problems
                 .push(format!("has {shown}: the snapshot of {held} may need what it would free"));
         }
+    }
+    problems
+}
+
+/// What in the items contradicts that the subvolume has lost its name.
+fn of_nameless(of: &SubvolumeSnapshots, item: &SubvolumeItem, all_known: bool) -> Vec<String> {
+    let newest = of.boundary();
+    let mut problems = Vec::new();
+    if let Some((made, _)) = of.snapshots.iter().find(|(_, item)| !item.is_hidden) {
+        problems.push(format!("has lost its name, but has a snapshot of {made} with a name"));
+    }
+    if all_known && of.snapshots.is_empty() && !item.is_headless {
+        problems.push("is being removed, but has dead lists without snapshots".into());
+    }
+    if let Some((since, _)) = of.lists.range(newest..).next().filter(|_| !item.is_dying) {
+        problems.push(format!("is headless, but has a dead list since {since}"));
+    }
+    let is_late = |(_, cleanup): &(&Generation, &CleanupItem)| cleanup.lists_to > newest;
+    if all_known && of.cleanups.iter().any(|cleanup| is_late(&cleanup)) {
+        problems.push(format!(
+            "has lost its name, but has a cleanup in lists since its snapshot of {newest}"
+        ));
     }
     problems
 }

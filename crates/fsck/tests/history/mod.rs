@@ -153,7 +153,7 @@ impl History {
 
     /// Forks a subvolume or a snapshot.
     fn fork(&mut self) {
-        if self.homes.len() - 2 >= self.forks_max {
+        if self.homes.len() >= 2 + self.forks_max {
             return;
         }
         let of_snapshot = self.snapshots.len() as u64;
@@ -170,10 +170,11 @@ impl History {
         self.homes.push(Home { directory, root: fork, name: Some(name) });
     }
 
-    /// Removes a fork, unless something keeps it.
-    fn remove_fork(&mut self) {
-        if let Some(below) = self.homes.len().checked_sub(2).filter(|count| *count > 0) {
-            let at = 2 + self.random.below(below as u64) as usize;
+    /// Removes a subvolume, perhaps before its forks, unless it has snapshots.
+    fn remove_subvolume(&mut self) {
+        let below = self.homes.len() - 1;
+        if self.forks_max > 0 && below > 0 {
+            let at = 1 + self.random.below(below as u64) as usize;
             let name = self.homes[at].name.clone().unwrap();
             match self.volume.remove_subvolume(self.volume.root(), &name) {
                 Err(Error::Busy) => {}
@@ -258,7 +259,7 @@ impl History {
                 3 => self.volume.commit().unwrap(),
                 4 => self.volume.sync().unwrap(),
                 5 => self.fork(),
-                6 => self.remove_fork(),
+                6 => self.remove_subvolume(),
                 _ => self.change_a_file(),
             }
         }

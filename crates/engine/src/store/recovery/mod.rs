@@ -23,6 +23,7 @@ use super::cut_work::CutWork;
 use super::discards::Discards;
 use super::failures::{FailureLedger, Watched};
 use super::inode_count::InodeCount;
+use super::lineage_end::Turns;
 use super::requests::{CommitSignal, Unpinner};
 use super::snapshot_counts::SnapshotCounts;
 use super::transaction::Transactions;
@@ -107,6 +108,7 @@ impl Store {
             cache,
             transactions: Transactions::new(start.generation),
             cut_work: CutWork::new(),
+            turns: Turns::new(),
             snapshot_counts: SnapshotCounts::new(),
             log_epoch: start.epoch,
             next_inode,

@@ -15,7 +15,7 @@ impl Trees {
     pub(in crate::store) fn lacks(&self, id: TreeId) -> Result<bool> {
         let Some(records) = self.records.get() else { return Ok(id != TREE_FILES) };
         let Some(value) = records.tree.get(&Key::subvolume(id))? else { return Ok(true) };
-        Ok(SubvolumeItem::decode(&value)?.is_dying)
+        Ok(SubvolumeItem::decode(&value)?.is_nameless())
     }
 
     /// The items of subvolumes, by ascending id.
@@ -76,6 +76,15 @@ impl Trees {
             let (since, value) = item?;
             Ok((since, DeadListItem::decode(&value)?.list))
         })
+    }
+
+    /// Of a subvolume without a name, the first beginning of a dead list that is *discarded*: what
+    /// is in it counts as its newest snapshot's, or its origin's.
+    pub(in crate::store) fn discarded_since(&self, id: TreeId) -> Result<Option<Generation>> {
+        if !self.lacks(id)? {
+            return Ok(None);
+        }
+        Ok(Some(self.newest_snapshot(id)?.map_or(Generation(0), |(made, _)| made)))
     }
 
     /// The newest snapshot of `id`.
@@ -234,6 +243,10 @@ impl Trees {
         let origin = self.recorded_origin(id)?;
         let newest = records.tree.last(Key::all_of_subvolume(id, ItemKind::Snapshot))?;
         let Some((newest, _)) = newest else { return Ok(Boundary::default().of_fork(origin)) };
+        if self.item(id)?.is_dying {
+            // Nothing enters a list any more.
+            return Ok(Boundary::new(Generation(newest.offset), 0).of_fork(origin));
+        }
         let list = records.tree.last(Key::all_of_subvolume(id, ItemKind::DeadList))?;
         let (_, list) = list.filter(|(list, _)| list.offset >= newest.offset).ok_or_else(|| {
             self.damaged(format!("the newest snapshot of subvolume {id} has no dead list"))
@@ -288,7 +301,7 @@ impl Trees {
         let mut places = Vec::new();
         for item in self.subvolume_items() {
             let (id, item) = item?;
-            if !item.is_dying && id != TREE_FILES {
+            if !item.is_nameless() && id != TREE_FILES {
                 places.push(Place { subvolume: item.parent, directory: item.directory });
             }
         }

@@ -82,7 +82,7 @@ impl<'a> Records<'a> {
     pub(in crate::store) fn any_named_in(&self, id: TreeId) -> Result<bool> {
         for item in self.trees.subvolume_items() {
             let (named, item) = item?;
-            if item.parent == id && !item.is_dying && named != id {
+            if item.parent == id && !item.is_nameless() && named != id {
                 return Ok(true);
             }
         }

@@ -1,0 +1,348 @@
+//! The end of a subvolume that shares blocks: of one that has snapshots, is a fork, or both.
+//!
+//! When a subvolume loses its name, its snapshots are *hidden*: they stay as long as there are
+//! forks of them. What only its own tree has becomes free at once, and the newest snapshot stands
+//! in for that tree. When that snapshot goes, so does what only it has, and so on. States, by the
+//! subvolume's item:
+//! - *Dying.* The tree is removed. Its *boundary* is the newest snapshot, or else the origin: what
+//!   was born up to there is theirs. Dead lists begun since the newest snapshot are *discarded*:
+//!   what is in them is that snapshot's, which counts now as the subvolume's tree did.
+//! - *Headless.* The tree is gone, there are snapshots. No list is discarded: those are gone, too.
+//! - *Headless and dying.* The newest snapshot's item is gone, its root stands in the subvolume's,
+//!   and that tree is removed as the subvolume's own was: the snapshot before it is the boundary.
+//!
+//! Steps, each an operation or many:
+//! 1. The item says *dying* ([`Operation::begin_removal`], [`Operation::bury_newest`]). No cleanup
+//!    of the subvolume is left then: it might look for runs in a list that is discarded. One that
+//!    comes later is for lists begun before the newest snapshot.
+//! 2. A commit waits for operations that joined before, so nobody else changes the tree, and all
+//!    that died is in the lists. Whoever reads the tree is waited for.
+//! 3. Discarded lists go, with their runs, whose blocks stay.
+//! 4. The tree's own nodes are given back, some at a time, and with them what their items refer to
+//!    ([`Tree::own_nodes`]). The *cursor* moves in the same transaction.
+//! 5. With the last of them the item says *headless*, or goes if no snapshot is left. Then a fork
+//!    lets go of its origin: if that is the newest snapshot of a subvolume without a name, it has
+//!    to wait for the removal that is under way there, otherwise it is deleted.
+//!
+//! Each step is of one transaction, and the item says what is left to do. *A crash: the next mount
+//! goes on.* A snapshot that waits in step 5 is found by looking for one that no fork needs.
+//!
+//! The number of inodes leaves out forks. Of another subvolume it leaves out the inodes from the
+//! moment that the cursor moves, so they are counted before: what the snapshots have is not read
+//! otherwise.
+//!
+//! Lock discipline: one thread at a time works on a subvolume ([`Turns`]). It holds no lock while
+//! it waits.
+use super::Store;
+use super::operation::Operation;
+use super::trees::{Records, Subvolume};
+#[cfg(doc)]
+use crate::Error;
+use crate::{InodeId, Result};
+use cairn_btree::{OwnNodes, Tree};
+use cairn_environment::Rank;
+use cairn_environment::lock::Mutex;
+use cairn_format::{
+    DeadRun, Extent, Generation, ItemKind, Key, Origin, SnapshotItem, SubvolumeItem, TreeId,
+};
+use std::collections::BTreeMap;
+
+/// The subvolumes that a thread works on, each with whether another one wanted to meanwhile: then
+/// there may be more to do.
+pub(super) struct Turns(Mutex<BTreeMap<u64, bool>>);
+
+impl Turns {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(Rank::LEAF, BTreeMap::new()))
+    }
+
+    /// Whether it is the caller's turn; otherwise the thread at work looks once more.
+    fn take(&self, id: TreeId) -> bool {
+        let mut at_work = self.0.lock();
+        let is_taken = at_work.insert(id.0, true).is_some();
+        if !is_taken {
+            at_work.insert(id.0, false);
+        }
+        !is_taken
+    }
+
+    /// Ends the caller's turn, unless another thread wanted one.
+    fn end(&self, id: TreeId) -> bool {
+        let mut at_work = self.0.lock();
+        match at_work.get_mut(&id.0) {
+            Some(is_wanted) if *is_wanted => {
+                *is_wanted = false;
+                false
+            }
+            _ => {
+                at_work.remove(&id.0);
+                true
+            }
+        }
+    }
+
+    /// Ends the caller's turn, which an error or the end of the volume has cut short.
+    fn give_up(&self, id: TreeId) {
+        self.0.lock().remove(&id.0);
+    }
+}
+
+/// What the thread that removes subvolumes does for [`Store::end_lineage`].
+pub(crate) struct Ending<'f> {
+    /// Whether the volume is being closed: the next mount goes on.
+    pub(crate) is_interrupted: &'f dyn Fn() -> bool,
+    /// Waits for those who still read the snapshot with this root directory.
+    pub(crate) unload: &'f dyn Fn(InodeId),
+}
+
+impl Store {
+    /// Whether `item` describes a subvolume that ends as this file says.
+    pub(super) fn shares_blocks(&self, id: TreeId, item: &SubvolumeItem) -> Result<bool> {
+        let is_part = item.origin.is_some() || item.is_headless;
+        Ok(is_part || self.trees.newest_snapshot(id)?.is_some())
+    }
+
+    /// Does what there is to do in a subvolume without a name. If the last of it is gone, returns
+    /// the root directory of its origin, where there may be something to do now.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]: it is to be tried again after a commit.
+    pub(super) fn end_lineage(
+        &self,
+        subvolume: &Subvolume,
+        ending: &Ending<'_>,
+    ) -> Result<Option<InodeId>> {
+        let id = subvolume.id;
+        if !self.turns.take(id) {
+            return Ok(None);
+        }
+        loop {
+            let done = self.end_parts(subvolume, ending);
+            if !matches!(done, Ok(None)) || (ending.is_interrupted)() {
+                self.turns.give_up(id);
+                return done;
+            }
+            if self.turns.end(id) {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn end_parts(&self, subvolume: &Subvolume, ending: &Ending<'_>) -> Result<Option<InodeId>> {
+        let id = subvolume.id;
+        loop {
+            let item = self.trees.lock_records().find(id)?;
+            let Some(item) = item.filter(SubvolumeItem::is_nameless) else { return Ok(None) };
+            if item.is_dying {
+                if !self.remove_part(subvolume, ending)? {
+                    return Ok(None);
+                }
+                if self.trees.lock_records().find(id)?.is_none() {
+                    let root = |origin: Origin| self.trees.slot_of(origin.subvolume);
+                    return Ok(item.origin.map(root).transpose()?.map(InodeId::root_of));
+                }
+            } else if self.is_newest_needed(id)? {
+                return Ok(None);
+            } else {
+                let root = InodeId::root_of(subvolume.slot);
+                self.clean_up(root, ending.is_interrupted, ending.unload)?;
+                if (ending.is_interrupted)() {
+                    return Ok(None);
+                }
+                let mut operation = self.begin_on_snapshots(id)?;
+                operation.bury_newest()?;
+                operation.leave_unlogged();
+            }
+        }
+    }
+
+    /// Whether the newest snapshot of the headless subvolume `id` has to stay.
+    fn is_newest_needed(&self, id: TreeId) -> Result<bool> {
+        match self.trees.newest_snapshot(id)? {
+            Some((made, item)) => {
+                let snapshot = Origin { subvolume: id, generation: made };
+                Ok(!item.is_hidden || self.has_forks(snapshot)?)
+            }
+            None => Err(self.trees.damaged(format!("nothing is left of the subvolume {id}"))),
+        }
+    }
+
+    /// Steps 2 to 5; whether it was not interrupted.
+    fn remove_part(&self, subvolume: &Subvolume, ending: &Ending<'_>) -> Result<bool> {
+        let id = subvolume.id;
+        if self.transactions.generation() <= self.cut_work.last_deletion() {
+            self.commit()?;
+        }
+        self.cut_work.take_readers(id).into_iter().for_each(ending.unload);
+        if !self.discard_lists(id, ending)? {
+            return Ok(false);
+        }
+        let item = self.trees.item(id)?;
+        let tree = self.trees.dying_tree(subvolume, &item)?;
+        let mut inodes = match self.counts_inodes_of(&item) {
+            true => self.count_inodes(&tree, ending)?,
+            false => 0,
+        };
+        loop {
+            if (ending.is_interrupted)() {
+                return Ok(false);
+            }
+            let cursor = self.trees.item(id)?.cursor;
+            let own = tree.own_nodes(cursor)?;
+            let is_last = own.next.is_none();
+            let mut operation =
+                self.begin_on_snapshots(item.origin.map_or(id, |origin| origin.subvolume))?;
+            operation.release_own(id, &tree, own)?;
+            self.inode_count.note_all_gone(std::mem::take(&mut inodes));
+            if is_last {
+                operation.end_part(subvolume)?;
+            }
+            operation.leave_unlogged();
+            if is_last {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Whether the number of inodes has those of a subvolume that is being removed.
+    fn counts_inodes_of(&self, item: &SubvolumeItem) -> bool {
+        let is_counted = item.origin.is_none() && !item.is_headless && item.cursor == Key::MIN;
+        is_counted && self.inode_count.get() > 0
+    }
+
+    /// How many inodes `tree` has; anything once it is interrupted.
+    fn count_inodes(&self, tree: &Tree, ending: &Ending<'_>) -> Result<u64> {
+        let mut inodes = 0;
+        tree.scan(Key::MIN..=Key::MAX, |key, _| {
+            inodes += u64::from(key.kind == ItemKind::Inode as u8);
+            !(ending.is_interrupted)()
+        })?;
+        Ok(inodes)
+    }
+
+    /// Step 3; whether it was not interrupted.
+    fn discard_lists(&self, id: TreeId, ending: &Ending<'_>) -> Result<bool> {
+        let Some(from) = self.trees.discarded_since(id)? else { return Ok(true) };
+        let lists: Vec<_> = self.trees.dead_lists(id).collect::<Result<_>>()?;
+        for (since, list) in lists.into_iter().filter(|(since, _)| *since >= from) {
+            let first = Key::dead_runs(list, Generation(0), 0);
+            while let Some((key, _)) = self.trees.runs_from(first)? {
+                let mut operation = self.begin_on_snapshots(id)?;
+                let _records = self.trees.lock_records();
+                let tree = self.trees.dead_runs().ok_or_else(|| self.trees.damaged_dead_runs())?;
+                operation.note_unlogged_change();
+                tree.remove(&operation.change(), &key)?;
+                operation.leave_unlogged();
+                if (ending.is_interrupted)() {
+                    return Ok(false);
+                }
+            }
+            let mut operation = self.begin_on_snapshots(id)?;
+            let records = self.trees.lock_records();
+            operation.note_unlogged_change();
+            let key = Key::of_subvolume(id, ItemKind::DeadList, since);
+            records.tree()?.remove(&operation.change(), &key)?;
+            operation.leave_unlogged();
+        }
+        Ok(true)
+    }
+}
+
+impl Operation<'_> {
+    /// The newest snapshot of the operation's subvolume, which is headless, begins to be removed,
+    /// unless it is needed, or has to wait.
+    fn bury_newest(&mut self) -> Result<()> {
+        let (store, id) = (self.store(), self.subvolume().id);
+        let records = store.trees.lock_records();
+        let item = records.item(id)?;
+        if item.is_dying
+            || store.is_newest_needed(id)?
+            || store.trees.cleanups(id).next().transpose()?.is_some()
+        {
+            return Ok(());
+        }
+        let newest = store.trees.newest_snapshot(id)?;
+        let (made, newest) =
+            newest.ok_or_else(|| store.trees.damaged("a snapshot has vanished".into()))?;
+        self.note_unlogged_change();
+        let key = Key::of_subvolume(id, ItemKind::Snapshot, made);
+        records.tree()?.remove(&self.change(), &key)?;
+        let item = SubvolumeItem { is_dying: true, dying_root: Some(newest.root), ..item };
+        records.put(&self.change(), &store.superblock, id, &item)
+    }
+
+    /// Gives back nodes of a tree that is being removed, and what the items in them refer to.
+    fn release_own(&mut self, id: TreeId, tree: &Tree, own: OwnNodes) -> Result<()> {
+        let store = self.store();
+        let records = store.trees.lock_records();
+        let mut runs = Vec::new();
+        for (key, value) in &own.items {
+            if key.kind == ItemKind::Extent as u8 {
+                let extent = Extent::decode(value)?;
+                let birth = extent.generation;
+                runs.push(DeadRun { range: extent.range(), birth, is_node: false });
+            }
+        }
+        runs.retain(|run| run.birth > tree.boundary().shared_until());
+        // Damage is found before anything is changed.
+        if let Some(run) = runs.iter().find(|run| !store.space.is_referenced(run.range)) {
+            let problem = format!("an extent at {} that is not in use", run.range.start);
+            return Err(store.trees.damaged(problem));
+        }
+        self.note_unlogged_change();
+        if let Some(cursor) = own.next {
+            let item = SubvolumeItem { cursor, ..records.item(id)? };
+            records.put(&self.change(), &store.superblock, id, &item)?;
+        }
+        tree.release_own(&self.change(), own)?;
+        for run in runs {
+            store.space.give_up(run, tree.boundary(), self.generation())?;
+        }
+        Ok(())
+    }
+
+    /// Step 5. If the subvolume is a fork, the operation is on its origin's.
+    fn end_part(&mut self, subvolume: &Subvolume) -> Result<()> {
+        let (store, id) = (self.store(), subvolume.id);
+        let records = store.trees.lock_records();
+        let item = records.item(id)?;
+        if !item.is_headless {
+            records.note_ended(subvolume);
+        }
+        if store.trees.newest_snapshot(id)?.is_some() {
+            let item = SubvolumeItem {
+                is_dying: false,
+                is_headless: true,
+                names_others: false,
+                cursor: Key::MIN,
+                dying_root: None,
+                ..item
+            };
+            return records.put(&self.change(), &store.superblock, id, &item);
+        }
+        records.remove(&self.change(), id)?;
+        match item.origin {
+            Some(origin) => self.release_origin(&records, id, origin),
+            None => Ok(()),
+        }
+    }
+
+    /// The fork `fork` of `origin`, a snapshot of the operation's subvolume, is gone.
+    fn release_origin(
+        &mut self,
+        records: &Records<'_>,
+        fork: TreeId,
+        origin: Origin,
+    ) -> Result<()> {
+        let store = self.store();
+        let key = Key::of_subvolume(origin.subvolume, ItemKind::Snapshot, origin.generation);
+        let missing = || store.trees.damaged(format!("the fork {fork} had no origin"));
+        let item = SnapshotItem::decode(&records.tree()?.get(&key)?.ok_or_else(missing)?)?;
+        if !item.is_hidden || store.has_forks(origin)? {
+            return Ok(());
+        }
+        let (_, after) = store.trees.snapshots_beside(origin.subvolume, origin.generation)?;
+        let is_in_place_of_head = after.is_none() && records.item(origin.subvolume)?.is_nameless();
+        if is_in_place_of_head { Ok(()) } else { self.drop_snapshot(records, origin.generation) }
+    }
+}
