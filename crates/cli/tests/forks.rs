@@ -90,7 +90,7 @@ fn what_forks_come_from_can_be_deleted() {
         assert_eq!(tree(&mounted.at("second")), before);
         let listed = mounted.succeeds(&["subvolume", "list", "--json", "dir"]);
         let listed: Value = serde_json::from_str(&listed).unwrap();
-        let is_there = |one: &&Value| one["is_being_removed"] == Value::from(false);
+        let is_there = |one: &&Value| one["is_being_removed"] == false;
         assert_eq!(listed.as_array().unwrap().iter().filter(is_there).count(), 2, "{listed}");
         mounted.succeeds(&["stats", "dir"]);
         if !is_new_mount {

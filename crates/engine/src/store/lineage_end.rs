@@ -34,6 +34,7 @@
 //! Lock discipline: one thread at a time works on a subvolume ([`Turns`]). It holds no lock while
 //! it waits.
 use super::Store;
+use super::cut_work::Source;
 use super::operation::Operation;
 use super::trees::{Records, Subvolume};
 #[cfg(doc)]
@@ -96,6 +97,23 @@ pub(crate) struct Ending<'f> {
 }
 
 impl Store {
+    /// Whether anything of snapshots keeps the subvolume from being removed: a wanted one, one with
+    /// a name, or runs that are to be freed first. Hidden snapshots stay when it goes.
+    pub(super) fn keeps_its_name(&self, subvolume: &Subvolume) -> Result<bool> {
+        let (id, mut has_hidden) = (subvolume.id, false);
+        for item in self.trees.all_snapshot_items(id) {
+            if !item?.1.is_hidden {
+                return Ok(true);
+            }
+            has_hidden = true;
+        }
+        let has_lists = self.trees.dead_lists(id).next().transpose()?.is_some();
+        Ok(has_lists && !has_hidden
+            || self.trees.cleanups(id).next().transpose()?.is_some()
+            || self.cut_work.wants(subvolume.slot, None)
+            || self.cut_work.wants_fork_of(Source::Head(subvolume.slot, id)))
+    }
+
     /// Whether `item` describes a subvolume that ends as this file says.
     pub(super) fn shares_blocks(&self, id: TreeId, item: &SubvolumeItem) -> Result<bool> {
         let is_part = item.origin.is_some() || item.is_headless;

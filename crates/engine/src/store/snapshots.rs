@@ -23,7 +23,7 @@
 use super::Store;
 use super::cut_work::{Source, Wanted};
 use super::operation::{Effort, Operation};
-use super::trees::{Records, Subvolume};
+use super::trees::Records;
 use crate::types::now_ns;
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, Tree};
@@ -494,23 +494,6 @@ impl Store {
     pub(super) fn has_forks(&self, snapshot: Origin) -> Result<bool> {
         let is_wanted = self.cut_work.wants_fork_of(Source::Snapshot(snapshot));
         Ok(is_wanted || self.trees.any_fork_of(snapshot)?)
-    }
-
-    /// Whether anything of snapshots keeps the subvolume from being removed: a wanted one, one with
-    /// a name, or runs that are to be freed first. Hidden snapshots stay when it goes.
-    pub(super) fn keeps_its_name(&self, subvolume: &Subvolume) -> Result<bool> {
-        let (id, mut has_hidden) = (subvolume.id, false);
-        for item in self.trees.all_snapshot_items(id) {
-            if !item?.1.is_hidden {
-                return Ok(true);
-            }
-            has_hidden = true;
-        }
-        let has_lists = self.trees.dead_lists(id).next().transpose()?.is_some();
-        Ok(has_lists && !has_hidden
-            || self.trees.cleanups(id).next().transpose()?.is_some()
-            || self.cut_work.wants(subvolume.slot, None)
-            || self.cut_work.wants_fork_of(Source::Head(subvolume.slot, id)))
     }
 }
 
