@@ -209,7 +209,7 @@ fn what_has_no_name_is_not_extracted() {
         built.write();
         let reader = TreeReader::open(&built.volume.device, &mut |_| {}).unwrap();
         assert!(reader.findings().is_empty(), "{state}");
-        assert!(reader.subvolumes().all(|id| id != BASE) && reader.subvolumes().count() > 1);
+        assert!(reader.subvolumes().all(|id| id != BASE), "{state}");
     }
 }
 
@@ -228,6 +228,10 @@ fn changed_items_are_found() {
             let mut bytes = item.encode();
             bytes[byte] ^= 1 << bit;
             let Ok(other) = SubvolumeItem::decode(&bytes) else { continue };
+            if other.names_others {
+                // One that is removed early may still have such names.
+                continue;
+            }
             *item = other;
             built.write();
             let report = built.volume.check();
