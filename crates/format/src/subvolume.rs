@@ -42,6 +42,9 @@ pub struct SubvolumeItem {
     pub origin: Option<Origin>,
     /// A fork has entries that name subvolumes of its origin, and that are to be removed.
     pub names_others: bool,
+    /// A fork stands in the place of an earlier subvolume, which was rolled back: that of its
+    /// origin, or one that continues the same.
+    pub continues: bool,
     /// Of a fork that is dying: what stands in nodes wholly below this key was given up.
     pub cursor: Key,
 }
@@ -69,6 +72,7 @@ pub struct RawSubvolume {
 
 const FLAG_DYING: u64 = 1;
 const FLAG_NAMES_OTHERS: u64 = 2;
+const FLAG_CONTINUES: u64 = 8;
 
 impl SubvolumeItem {
     /// Bytes on disk.
@@ -89,6 +93,7 @@ impl SubvolumeItem {
             number: 0,
             origin: None,
             names_others: false,
+            continues: false,
             cursor: Key::MIN,
         }
     }
@@ -102,7 +107,8 @@ impl SubvolumeItem {
             created_ns: U64::new(self.created_ns),
             flags: U64::new(
                 if self.is_dying { FLAG_DYING } else { 0 }
-                    | if self.names_others { FLAG_NAMES_OTHERS } else { 0 },
+                    | if self.names_others { FLAG_NAMES_OTHERS } else { 0 }
+                    | if self.continues { FLAG_CONTINUES } else { 0 },
             ),
             uuid: self.uuid,
             number: U32::new(self.number),
@@ -126,7 +132,7 @@ impl SubvolumeItem {
         let raw = RawSubvolume::read_from_bytes(value)
             .map_err(|_| damaged(format!("subvolume item of {} bytes", value.len())))?;
         let flags = raw.flags.get();
-        if flags & !(FLAG_DYING | FLAG_NAMES_OTHERS) != 0 {
+        if flags & !(FLAG_DYING | FLAG_NAMES_OTHERS | FLAG_CONTINUES) != 0 {
             return Err(damaged(format!("subvolume with unknown flags {flags:#x}")));
         }
         let origin = Origin {
@@ -148,8 +154,9 @@ impl SubvolumeItem {
         };
         let is_dying = flags & FLAG_DYING != 0;
         let names_others = flags & FLAG_NAMES_OTHERS != 0;
-        if origin.is_none() && names_others || cursor != Key::MIN && !(is_dying && origin.is_some())
-        {
+        let continues = flags & FLAG_CONTINUES != 0;
+        let is_of_fork = names_others || continues;
+        if origin.is_none() && is_of_fork || cursor != Key::MIN && !(is_dying && origin.is_some()) {
             return Err(damaged("subvolume that is no fork and has what only forks have".into()));
         }
         if raw.parent.get() < TREE_FILES.0 {
@@ -168,6 +175,7 @@ impl SubvolumeItem {
             number: raw.number.get(),
             origin,
             names_others,
+            continues,
             cursor,
         })
     }

@@ -48,6 +48,9 @@ pub struct SubvolumeInfo {
     /// It is a fork, and names of its origin's subvolumes stand in it, which were to be removed
     /// before it was shown. They are hidden, but sizes and link counts of directories have them.
     pub hides_names: bool,
+    /// It is a fork that a [rollback](crate::Volume::rollback) has put into the place of an earlier
+    /// subvolume, and shows the snapshots of that, too.
+    pub continues: bool,
 }
 
 impl Store {
@@ -166,6 +169,7 @@ impl Store {
                     is_dying: item.is_dying,
                     origin: item.origin.map(|origin| (origin.subvolume.0, origin.generation.0)),
                     hides_names: item.names_others,
+                    continues: item.continues,
                 })
             })
             .collect()
@@ -196,6 +200,7 @@ impl Operation<'_> {
             number,
             origin: None,
             names_others: false,
+            continues: false,
             cursor: Key::MIN,
         };
         self.note_unlogged_change();
@@ -243,7 +248,7 @@ impl Operation<'_> {
             return Err(Error::Busy);
         }
         let item = records.item(subvolume.id)?;
-        if store.keeps_dead_runs(subvolume)? {
+        if store.keeps_dead_runs(subvolume)? || store.alone_shows_others(&records, subvolume.id)? {
             return Err(Error::Busy);
         }
         if store.cut_work.wants_name_in(subvolume.id) || records.any_named_in(subvolume.id)? {

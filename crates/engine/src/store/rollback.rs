@@ -1,0 +1,104 @@
+//! A fork takes the place of a subvolume.
+//!
+//! 1. The next cut makes a fork of the snapshot that has no name yet. Its item says *dying*, so that
+//!    it ends if nothing follows. *A crash: the next mount removes it, as any dying fork.*
+//! 2. One operation gives the fork the subvolume's name, and the subvolume another one; the fork's
+//!    item is dying no more, and [*continues*](super::trees) the subvolume. A commit follows. *A
+//!    crash before its superblock: as after 1, since nothing of an operation that changes the tree
+//!    of subvolumes is replayed without it. After it: all of it is done.*
+//!
+//! Until step 2 nobody sees the fork: it counts as *forming*.
+use super::Store;
+use super::forks::Forming;
+use super::operation::Operation;
+use super::trees::Records;
+use crate::{Error, InodeId, Result};
+use cairn_format::{SubvolumeItem, TreeId};
+
+impl Store {
+    /// The fork without a name is not wanted any more; after a commit it may be removed.
+    pub(crate) fn end_unnamed_fork(&self, forming: &Forming) -> Result<()> {
+        self.trees.subvolume(forming.root)?.end();
+        self.show_fork(forming);
+        Ok(())
+    }
+
+    /// Whether the subvolume with the root directory `root` shows the snapshot with the root
+    /// directory `snapshot`.
+    pub(crate) fn shows(&self, root: InodeId, snapshot: InodeId) -> Result<bool> {
+        let (shown, of) = (self.trees.subvolume(snapshot)?, self.trees.subvolume(root)?);
+        Ok(shown.snapshot.is_some() && self.trees.continued_by(of.id)?.contains(&shown.id))
+    }
+
+    /// Whether names of other subvolumes stand in the one with the root directory `root`.
+    pub(crate) fn has_nested(&self, root: InodeId) -> Result<bool> {
+        self.trees.lock_records().any_named_in(self.trees.subvolume(root)?.id)
+    }
+
+    /// The subvolumes of the line of `id`.
+    pub(crate) fn line_of(&self, id: u64) -> Result<Vec<u64>> {
+        Ok(self.trees.line_of(TreeId(id))?.into_iter().map(|one| one.0).collect())
+    }
+
+    /// Whether a subvolume that has a name, and is not `except`, continues `id`: then the snapshots
+    /// of `id` are shown there, too.
+    pub(super) fn is_continued(
+        &self,
+        records: &Records<'_>,
+        id: TreeId,
+        except: TreeId,
+    ) -> Result<bool> {
+        for other in self.trees.line_of(id)? {
+            let may_be = other > id && other != except && !self.trees.is_forming(other);
+            if may_be && records.find(other)?.is_some_and(|item| !item.is_dying) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether `id` continues a subvolume without a name whose snapshots nothing else shows.
+    pub(super) fn alone_shows_others(&self, records: &Records<'_>, id: TreeId) -> Result<bool> {
+        for other in self.trees.continued_by(id)?.into_iter().filter(|other| *other != id) {
+            let has_name = records.find(other)?.is_some_and(|item| !item.is_dying);
+            let is_shown = |item: Result<(_, cairn_format::SnapshotItem)>| {
+                item.map_or(true, |(_, item)| !item.is_hidden)
+            };
+            if !has_name
+                && self.trees.all_snapshot_items(other).any(is_shown)
+                && !self.is_continued(records, other, id)?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Operation<'_> {
+    /// Step 2, but for the names: the fork takes the place of the subvolume with the root directory
+    /// `old`, in whose parent the operation changes names. The directory there is locked. If `old`
+    /// is shown by default, the fork is from now on.
+    pub(crate) fn take_place(&mut self, forming: &Forming, old: InodeId) -> Result<()> {
+        let store = self.store();
+        let (old, fork) = (store.trees.subvolume(old)?, store.trees.subvolume(forming.root)?);
+        let records = store.trees.lock_records();
+        old.check_alive()?;
+        let parent = records.item(old.id)?.parent;
+        if parent != self.tree().id() {
+            return Err(store.trees.damaged(format!("the subvolume {} is in another one", old.id)));
+        }
+        let (item, first) = (records.item(fork.id)?, store.trees.first_of_line(old.id)?);
+        if records.find(parent)?.is_none_or(|item| item.is_dying) {
+            return Err(Error::Stale);
+        }
+        let item = SubvolumeItem { is_dying: false, continues: true, ..item };
+        self.note_unlogged_change();
+        records.put(&self.change(), &store.superblock, fork.id, &item)?;
+        if store.trees.default_subvolume() == old.id {
+            records.set_default(fork.id);
+        }
+        records.note_continued(fork.id, first);
+        Ok(())
+    }
+}
