@@ -107,7 +107,6 @@ fn names_change_and_nothing_else() {
 fn back_and_forward_again() {
     let device = device();
     let volume = open(&device, None);
-    let root = volume.root();
     make(&volume, b"home");
     for snapshot in ["one", "two"] {
         set_text(&volume, b"home", snapshot);
@@ -131,6 +130,12 @@ fn back_and_forward_again() {
     assert_eq!(snapshots(&volume, b"home~before-rollback-1"), ["one", "two"]);
     roll_back(&volume, b"home", b"three").unwrap();
     assert_eq!(text(&volume, b"home"), "abc");
+    let volume = {
+        volume.close().unwrap();
+        open(&device, None)
+    };
+    let root = volume.root();
+    assert_eq!(snapshots(&volume, b"home"), ["one", "two", "three"]);
     // A name is used once among them, whoever has it.
     for name in [&b"home"[..], b"home~before-rollback-1", b"home~before-rollback-2"] {
         let created = volume.create_snapshot(find(&volume, name), b"three");
