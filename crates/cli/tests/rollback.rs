@@ -77,10 +77,10 @@ impl Shell {
 
     /// The line that a command prints.
     fn says(&mut self, command: &str) -> String {
-        writeln!(self.0.stdin.as_mut().unwrap(), "{command}").unwrap();
+        writeln!(self.0.stdin.as_mut().unwrap(), "echo \"$({command})\"").unwrap();
         let mut line = String::new();
         self.1.read_line(&mut line).unwrap();
-        line.trim_end().to_owned()
+        line.trim_end_matches('\n').to_owned()
     }
 }
 
@@ -134,7 +134,7 @@ fn names_lead_to_the_snapshot_and_programs_go_on() {
         open.sync_all().unwrap();
         assert_eq!(shell.says("cat ../file"), "open");
         assert_eq!(
-            shell.says("pwd -P"),
+            shell.says("readlink /proc/self/cwd"),
             fs::canonicalize(old.join("sub")).unwrap().to_str().unwrap()
         );
         assert_eq!(shell.says("echo made > made; ls"), "made");
@@ -204,7 +204,7 @@ fn snapshots_stay_with_the_name() {
     let list = mounted.succeeds(&["subvolume", "list", "dir"]);
     assert_eq!(list.matches("(rolled back)").count(), 2, "{list}");
     end(&mounted);
-    let dump = mounted.succeeds(&["dump", "image", "tree", "4"]);
+    let dump = mounted.succeeds(&["dump", "image", "tree", "--tree", "4"]);
     assert_eq!(dump.matches("continues it").count(), 2, "{dump}");
 }
 

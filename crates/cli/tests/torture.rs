@@ -152,8 +152,8 @@ fn a_run_that_would_test_nothing_is_refused() {
     torture.refuses(&["crash", "--seconds", "0.000000001"], "nothing was tested");
     torture.refuses(&["systematic", "--length", "1", "--sample", "0"], "--sample");
     torture.refuses(
-        &["systematic", "--length", "1", "--from", "75"],
-        "there is no workload 75; there are 75",
+        &["systematic", "--length", "1", "--from", "78"],
+        "there is no workload 78; there are 78",
     );
     torture.refuses(
         &["systematic", "--length", "1", "--seconds", "0.000000001"],
