@@ -31,6 +31,15 @@ const ROLLBACK_ITEMS: u64 = 3;
 /// it goes over.
 pub type CarriedValue<'a> = &'a dyn Fn(&[u8], u64, u64) -> Option<Vec<u8>>;
 
+/// An attribute that stays with the name.
+struct Carried {
+    slot: u64,
+    /// What the old subvolume has.
+    value: Vec<u8>,
+    /// What the fork is to have.
+    new: Vec<u8>,
+}
+
 /// What [`Volume::rollback_with`](crate::Volume::rollback_with) looks at besides.
 #[derive(Clone, Copy)]
 pub struct RollbackOptions<'a> {
@@ -180,11 +189,11 @@ impl Names {
             }
             (options.permits)(&Attributes::new(old, &locked.get(old).item, 0))?;
             let now_carried = self.carried_by(forming, old, options)?;
-            if now_carried.as_ref().map(|(_, value, _)| value) != carried.as_ref() {
+            if now_carried.as_ref().map(|carried| &carried.value) != carried.as_ref() {
                 // It was set meanwhile.
                 continue;
             }
-            let slot = now_carried.map(|(slot, ..)| slot);
+            let slot = now_carried.map(|carried| carried.slot);
             if locked.get(parent).item.links >= LINKS_MAX {
                 return Err(Error::TooManyLinks);
             }
@@ -224,28 +233,28 @@ impl Names {
             let _state = self.files.read_inode(&inode)?;
             self.carried_by(forming, old, options)?
         };
-        let (Some((_, value, new)), Some((attribute, _))) = (found, options.carried) else {
+        let (Some(Carried { value, new, .. }), Some((attribute, _))) = (found, options.carried)
+        else {
             return Ok(None);
         };
         self.files.set_xattr(forming.root, attribute, &new, XattrMode::Any)?;
         Ok(Some(value))
     }
 
-    /// Slot and value of the attribute of `old`, which is locked, that stays with the name, and the
-    /// value that the fork is to have.
+    /// The attribute of `old`, which is locked, that stays with the name.
     fn carried_by(
         &self,
         forming: &Forming,
         old: InodeId,
         options: RollbackOptions<'_>,
-    ) -> Result<Option<(u64, Vec<u8>, Vec<u8>)>> {
+    ) -> Result<Option<Carried>> {
         let Some((attribute, carried)) = options.carried else { return Ok(None) };
         let Some((slot, value)) = self.files.inline_xattr(old, attribute)? else {
             return Ok(None);
         };
         let id = |root| Ok::<_, Error>(self.store.trees.subvolume(root)?.id.0);
         let new = carried(&value, id(old)?, id(forming.root)?);
-        Ok(new.map(|new| (slot, value, new)))
+        Ok(new.map(|new| Carried { slot, value, new }))
     }
 
     /// A name for what `name` leads to, that nothing else has, and a slot for it.

@@ -1,7 +1,7 @@
 //! A fork takes the place of a subvolume.
 //!
-//! 1. The next cut makes a fork of the snapshot that has no name yet. Its item says *dying*, so that
-//!    it ends if nothing follows. *A crash: the next mount removes it, as any dying fork.*
+//! 1. The next cut makes a fork of the snapshot that has no name yet. Its item says *dying*, so it
+//!    ends if nothing follows. *A crash: the next mount removes it, as any dying fork.*
 //! 2. One operation gives the fork the subvolume's name, and the subvolume another one; the fork's
 //!    item is dying no more, and [*continues*](super::trees) the subvolume. A commit follows. *A
 //!    crash before its superblock: as after 1, since nothing of an operation that changes the tree
