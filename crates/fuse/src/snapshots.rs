@@ -89,8 +89,8 @@ pub fn space_of_snapshots(path: &Path, intervals: &[Interval]) -> Result<u64, Mo
 }
 
 /// Deletes the snapshots in these intervals, of the subvolume with the root directory at `path`, in
-/// one commit for each subvolume that they are of. If one of them is held, none is deleted. For the owner of the subvolume, root, and
-/// the server's user.
+/// one commit for each subvolume that they are of. If one of them is held, none is deleted. For the
+/// owner of the subvolume, root, and the server's user.
 ///
 /// # Errors
 /// If one is held.

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 ///
 /// PATH leads to a writable copy of the snapshot then, which shares its blocks. What PATH was
 /// before stands beside it as `PATH~before-rollback-1` (or the next number that is free), with all
-/// that is in it, nested subvolumes too: programs that have files open there, or work there, go on with it.
-/// It is durable when the command returns; after a crash before that, nothing or all of it has
-/// happened. For the owner of the subvolume, root, and the user of the mount.
+/// that is in it, nested subvolumes too: programs that have files open there, or work there, go on
+/// with it. It is durable when the command returns; after a crash before that, nothing or all of it
+/// has happened. For the owner of the subvolume, root, and the user of the mount.
 ///
 /// All snapshots stay with PATH, as a schedule does. So a rollback to another one goes forward
 /// again, and `mv` exchanges the names back. `cairn subvolume delete` removes what is not needed.

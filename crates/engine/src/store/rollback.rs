@@ -11,6 +11,7 @@
 use super::Store;
 use super::forks::Forming;
 use super::operation::Operation;
+use super::snapshots::Which;
 use super::trees::Records;
 use crate::{Error, InodeId, Result};
 use cairn_format::{SubvolumeItem, TreeId};
@@ -33,6 +34,32 @@ impl Store {
     /// Whether names of other subvolumes stand in the one with the root directory `root`.
     pub(crate) fn has_nested(&self, root: InodeId) -> Result<bool> {
         self.trees.lock_records().any_named_in(self.trees.subvolume(root)?.id)
+    }
+
+    /// Fails if a snapshot in the line of `id` has this name, or will have it.
+    pub(super) fn expect_new_name(&self, id: TreeId, name: &[u8]) -> Result<()> {
+        for id in self.trees.line_of(id)? {
+            for item in self.trees.all_snapshot_items(id) {
+                if item?.1.name == name {
+                    return Err(Error::Exists);
+                }
+            }
+            if self.cut_work.wants(self.trees.slot_of(id)?, Some(name)) {
+                return Err(Error::Exists);
+            }
+        }
+        Ok(())
+    }
+
+    /// The subvolume of the snapshot with this name that `id` shows: it, or one that it continues.
+    pub(super) fn expect_shown(&self, id: u64, name: &[u8]) -> Result<TreeId> {
+        for id in self.trees.continued_by(self.expect_subvolume(id)?)? {
+            match self.find_snapshot(id, Which::Named(name)) {
+                Err(Error::NotFound) => {}
+                found => return found.map(|_| id),
+            }
+        }
+        Err(Error::NotFound)
     }
 
     /// The subvolumes of the line of `id`.

@@ -254,21 +254,6 @@ impl Store {
         Ok(info_of(subvolume.id, generation, self.trees.snapshot_item(subvolume.id, generation)?))
     }
 
-    /// Fails if a snapshot in the line of `id` has this name, or will have it.
-    fn expect_new_name(&self, id: TreeId, name: &[u8]) -> Result<()> {
-        for id in self.trees.line_of(id)? {
-            for item in self.trees.all_snapshot_items(id) {
-                if item?.1.name == name {
-                    return Err(Error::Exists);
-                }
-            }
-            if self.cut_work.wants(self.trees.slot_of(id)?, Some(name)) {
-                return Err(Error::Exists);
-            }
-        }
-        Ok(())
-    }
-
     /// Fails unless there is a subvolume with this id.
     pub(super) fn expect_subvolume(&self, id: u64) -> Result<TreeId> {
         if self.trees.lacks(TreeId(id))? { Err(Error::NotFound) } else { Ok(TreeId(id)) }
@@ -294,18 +279,11 @@ impl Store {
         Ok(info_of(id, generation, item))
     }
 
-    /// The subvolume of the snapshot with this name that `id` shows: it, or one that it continues.
-    fn expect_shown(&self, id: u64, name: &[u8]) -> Result<TreeId> {
-        for id in self.trees.continued_by(self.expect_subvolume(id)?)? {
-            match self.find_snapshot(id, Which::Named(name)) {
-                Err(Error::NotFound) => {}
-                found => return found.map(|_| id),
-            }
-        }
-        Err(Error::NotFound)
-    }
-
-    fn find_snapshot(&self, id: TreeId, which: Which<'_>) -> Result<(Generation, SnapshotItem)> {
+    pub(super) fn find_snapshot(
+        &self,
+        id: TreeId,
+        which: Which<'_>,
+    ) -> Result<(Generation, SnapshotItem)> {
         let name = match which {
             Which::Named(name) => name,
             Which::MadeBy(generation) => match self.trees.snapshot_item(id, generation) {

@@ -171,8 +171,8 @@ impl Volume {
         self.store().snapshotted_subvolumes()
     }
 
-    /// Deletes a snapshot, as [`Volume::snapshot_named`] finds it. Durable when this returns; its space comes back later. Who uses an inode
-    /// of it gets [`Error::Stale`].
+    /// Deletes a snapshot, as [`Volume::snapshot_named`] finds it. Durable when this returns; its
+    /// space comes back later. Who uses an inode of it gets [`Error::Stale`].
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Busy`] if it is held; the failure that stopped the volume.
