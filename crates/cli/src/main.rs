@@ -51,6 +51,7 @@ enum Command {
     Subvolume(commands::subvolume::Arguments),
     Snapshot(commands::snapshot::Arguments),
     Fork(commands::fork::Arguments),
+    Rollback(commands::rollback::Arguments),
     Diff(commands::diff::Arguments),
     Fsck(commands::fsck::Arguments),
     Dump(commands::dump::Arguments),
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
         Command::Subvolume(arguments) => commands::subvolume::run(&arguments),
         Command::Snapshot(arguments) => commands::snapshot::run(&arguments),
         Command::Fork(arguments) => commands::fork::run(&arguments),
+        Command::Rollback(arguments) => commands::rollback::run(&arguments),
         Command::Diff(arguments) => {
             return report(commands::diff::run(&arguments), commands::diff::EXIT_FAILURE);
         }

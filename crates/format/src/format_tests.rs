@@ -310,6 +310,7 @@ fn items_round_trip() {
         number: SubvolumeItem::NUMBER_END - 1,
         origin: None,
         names_others: false,
+        continues: false,
         cursor: Key::MIN,
         dying_root: None,
     };
@@ -336,12 +337,17 @@ fn forks_round_trip(other: SubvolumeItem) {
     let origin = Some(Origin { subvolume: TREE_FILES, generation: Generation(3) });
     let cursor = Key { inode: 5, kind: 6, offset: 7 };
     let fork = SubvolumeItem { origin, names_others: true, cursor, ..other };
-    assert_eq!(SubvolumeItem::decode(&fork.encode()), Ok(fork));
+    let continued = SubvolumeItem { continues: true, ..fork };
+    for item in [fork, continued] {
+        assert_eq!(SubvolumeItem::decode(&item.encode()), Ok(item));
+    }
+    let whole = SubvolumeItem { names_others: false, cursor: Key::MIN, ..continued };
     let of = |subvolume, generation| {
         Some(Origin { subvolume: TreeId(subvolume), generation: Generation(generation) })
     };
     for (item, what) in [
         (SubvolumeItem { origin: None, cursor: Key::MIN, ..fork }, "names of others, and no fork"),
+        (SubvolumeItem { origin: None, ..whole }, "it continues another one, and is no fork"),
         (SubvolumeItem { is_dying: false, ..fork }, "a cursor, and not dying"),
         (SubvolumeItem { origin: of(4, 3), ..fork }, "a fork of the tree of subvolumes"),
         (SubvolumeItem { origin: of(256, 0), ..fork }, "a fork of no snapshot"),

@@ -44,6 +44,9 @@ pub struct SubvolumeItem {
     pub origin: Option<Origin>,
     /// A fork has entries that name subvolumes of its origin, and that are to be removed.
     pub names_others: bool,
+    /// A fork stands in the place of an earlier subvolume, which was rolled back: that of its
+    /// origin, or one that continues the same.
+    pub continues: bool,
     /// Of a dying one that is a fork, has snapshots, or is headless: what stands in nodes wholly
     /// below this key was given up.
     pub cursor: Key,
@@ -80,7 +83,8 @@ pub struct RawSubvolume {
 const FLAG_DYING: u64 = 1;
 const FLAG_NAMES_OTHERS: u64 = 2;
 const FLAG_HEADLESS: u64 = 4;
-const FLAGS: u64 = FLAG_DYING | FLAG_NAMES_OTHERS | FLAG_HEADLESS;
+const FLAG_CONTINUES: u64 = 8;
+const FLAGS: u64 = FLAG_DYING | FLAG_NAMES_OTHERS | FLAG_HEADLESS | FLAG_CONTINUES;
 
 impl SubvolumeItem {
     /// Bytes on disk.
@@ -102,6 +106,7 @@ impl SubvolumeItem {
             number: 0,
             origin: None,
             names_others: false,
+            continues: false,
             cursor: Key::MIN,
             dying_root: None,
         }
@@ -124,7 +129,8 @@ impl SubvolumeItem {
             flags: U64::new(
                 flag(self.is_dying, FLAG_DYING)
                     | flag(self.names_others, FLAG_NAMES_OTHERS)
-                    | flag(self.is_headless, FLAG_HEADLESS),
+                    | flag(self.is_headless, FLAG_HEADLESS)
+                    | flag(self.continues, FLAG_CONTINUES),
             ),
             uuid: self.uuid,
             number: U32::new(self.number),
@@ -175,6 +181,7 @@ impl SubvolumeItem {
         let is_dying = flags & FLAG_DYING != 0;
         let is_headless = flags & FLAG_HEADLESS != 0;
         let names_others = flags & FLAG_NAMES_OTHERS != 0;
+        let continues = flags & FLAG_CONTINUES != 0;
         let root = NodePointer {
             block: BlockNumber(raw.root_block.get()),
             generation: Generation(raw.root_generation.get()),
@@ -183,6 +190,9 @@ impl SubvolumeItem {
         let dying_root = (root != NodePointer::default()).then_some(root);
         if names_others && (origin.is_none() || is_headless) {
             return Err(damaged("subvolume with names of an origin that it can't have".into()));
+        }
+        if continues && origin.is_none() {
+            return Err(damaged("subvolume that continues another one, and is no fork".into()));
         }
         if cursor != Key::MIN && !is_dying {
             return Err(damaged("subvolume with a cursor that is not being removed".into()));
@@ -207,6 +217,7 @@ impl SubvolumeItem {
             number: raw.number.get(),
             origin,
             names_others,
+            continues,
             cursor,
             dying_root,
         })

@@ -302,6 +302,18 @@ fn names_others(built: &mut SnapshotVolume, names_others: bool) -> TreeId {
 }
 
 #[test]
+fn a_fork_may_continue_its_origin() {
+    written(|built| item(built, FORK).continues = true).assert_clean();
+    // Then they share the names of snapshots.
+    let second = |built: &mut SnapshotVolume| built.snapshot("of the fork");
+    written(second).assert_clean();
+    expect("in whose place it stands", |built| {
+        second(built);
+        item(built, FORK).continues = true;
+    });
+}
+
+#[test]
 fn a_fork_may_name_subvolumes_of_its_origin_for_a_while() {
     let volume = written(|built| _ = names_others(built, true));
     volume.assert_clean();

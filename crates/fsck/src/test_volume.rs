@@ -177,6 +177,7 @@ impl TestVolume {
             number: 0,
             origin: None,
             names_others: false,
+            continues: false,
             cursor: Key::MIN,
             dying_root: None,
         }

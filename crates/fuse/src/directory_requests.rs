@@ -19,6 +19,8 @@ pub(crate) enum Request {
     Fork { name: Vec<u8>, source: u64 },
     /// Remove the subvolume with this name there.
     Remove { name: Vec<u8> },
+    /// Have the subvolume with this name there become what its snapshot of this name holds.
+    Rollback { name: Vec<u8>, snapshot: Vec<u8> },
     /// Say what is known of those with higher ids; the directory does not matter.
     List { after: u64 },
     /// Say what is known of this one.
@@ -37,9 +39,11 @@ impl Request {
         match self {
             Self::List { .. } | Self::Show | Self::Differences(_) => false,
             Self::Snapshots(request) => request.changes_volume(),
-            Self::Create { .. } | Self::Fork { .. } | Self::Remove { .. } | Self::SetDefault => {
-                true
-            }
+            Self::Create { .. }
+            | Self::Fork { .. }
+            | Self::Remove { .. }
+            | Self::Rollback { .. }
+            | Self::SetDefault => true,
         }
     }
 }
@@ -61,23 +65,38 @@ pub(crate) enum SnapshotRequest {
     Keep { schedule: Option<String> },
     /// Say by which schedule some are made by themselves.
     ShowSchedule,
-    /// Say what is known of those with higher generations; what they refer to only if asked for.
-    List { after: u64, referenced: bool },
+    /// Say what is known of those with higher generations, or of this one and of a subvolume with a
+    /// higher id; what they refer to only if asked for.
+    List {
+        after: u64,
+        #[serde(default = "any_subvolume")]
+        after_subvolume: u64,
+        referenced: bool,
+    },
 }
 
-/// Snapshots of a subvolume from one generation to another, both included.
+/// Programs of earlier versions name none.
+fn any_subvolume() -> u64 {
+    u64::MAX
+}
+
+/// The place of a snapshot among those that a subvolume shows: its generation, and the subvolume
+/// that it is of.
+pub type SnapshotPlace = (u64, u64);
+
+/// Snapshots that a subvolume shows, from one to another, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interval {
-    /// Generation of the oldest.
-    pub first: u64,
-    /// Generation of the newest.
-    pub last: u64,
+    /// The oldest.
+    pub first: SnapshotPlace,
+    /// The newest.
+    pub last: SnapshotPlace,
 }
 
 impl Interval {
     /// Whether a snapshot is one of these.
-    pub fn contains(&self, generation: u64) -> bool {
-        (self.first..=self.last).contains(&generation)
+    pub fn contains(&self, snapshot: SnapshotPlace) -> bool {
+        (self.first..=self.last).contains(&snapshot)
     }
 }
 
@@ -120,8 +139,19 @@ pub(crate) struct Answer {
     pub(crate) space_bytes: Option<u64>,
     #[serde(default)]
     pub(crate) schedule: Option<String>,
+    #[serde(default)]
+    pub(crate) rolled_back: Option<RolledBack>,
     /// There are more.
     pub(crate) more: bool,
+}
+
+/// What a rollback has left.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RolledBack {
+    /// The name of what was rolled back, beside it.
+    pub(crate) old_name: Vec<u8>,
+    /// Other subvolumes are nested in that.
+    pub(crate) has_nested: bool,
 }
 
 /// A subvolume, as its mount shows it.
@@ -148,6 +178,9 @@ pub struct Subvolume {
     /// It is a fork: the subvolume whose snapshot it began as, and the transaction that made that.
     #[serde(default)]
     pub origin: Option<(u64, u64)>,
+    /// It stands in the place of that subvolume, or of another one that did: it was rolled back.
+    #[serde(default)]
+    pub continues: bool,
     /// So many forks of it, and of its snapshots, exist.
     #[serde(default)]
     pub forks: u64,
@@ -160,6 +193,8 @@ pub struct Snapshot {
     pub name: Vec<u8>,
     /// Transaction that made it: the younger one of two has the greater.
     pub generation: u64,
+    /// The subvolume that it is of: the one that shows it, or one whose place that has taken.
+    pub subvolume: u64,
     /// When it was made, in nanoseconds since 1970.
     pub created_ns: u64,
     /// Identity, random.
@@ -256,6 +291,7 @@ mod tests {
             Request::Create { name: vec![255; 255], mode: 0o700 },
             Request::Fork { name: b"x".to_vec(), source: u64::MAX },
             Request::Remove { name: b"x".to_vec() },
+            Request::Rollback { name: b"x".to_vec(), snapshot: vec![255] },
             Request::List { after: u64::MAX },
             Request::Show,
             Request::SetDefault,
@@ -276,12 +312,14 @@ mod tests {
             is_default: false,
             is_being_removed: true,
             origin: Some((256, 7)),
+            continues: true,
             forks: 3,
         };
         let nameless = Subvolume { path: None, ..subvolume.clone() };
         let snapshot = Snapshot {
             name: b"\xff\"".to_vec(),
             generation: 7,
+            subvolume: 256,
             created_ns: 8,
             uuid: "01".into(),
             is_held: true,
@@ -296,6 +334,7 @@ mod tests {
             differences,
             space_bytes: Some(1),
             schedule: Some("every 1h keep 1x1h".into()),
+            rolled_back: Some(RolledBack { old_name: b"\xff".to_vec(), has_nested: true }),
             more: true,
         };
         assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[..]), Some(answer));

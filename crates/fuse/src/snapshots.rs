@@ -7,7 +7,7 @@ use crate::schedule::Schedule;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
-pub use crate::directory_requests::{Interval, Snapshot};
+pub use crate::directory_requests::{Interval, Snapshot, SnapshotPlace};
 pub use cairn_engine::is_temporary_name;
 
 /// The name in the root directory of a mount that leads to all snapshots.
@@ -43,8 +43,10 @@ pub fn create_snapshot(path: &Path, name: &[u8]) -> Result<Option<PathBuf>, Moun
 pub fn snapshots(path: &Path, referenced: bool) -> Result<Vec<Snapshot>, MountError> {
     let mut found: Vec<Snapshot> = Vec::new();
     loop {
-        let after = found.last().map_or(0, |last| last.generation);
-        let page = ask(path, &Request::Snapshots(SnapshotRequest::List { after, referenced }))?;
+        let (after, after_subvolume) =
+            found.last().map_or((0, 0), |last| (last.generation, last.subvolume));
+        let list = SnapshotRequest::List { after, after_subvolume, referenced };
+        let page = ask(path, &Request::Snapshots(list))?;
         if page.more && page.snapshots.is_empty() {
             return Err(refused(path, Errno::PROTO));
         }
@@ -87,8 +89,8 @@ pub fn space_of_snapshots(path: &Path, intervals: &[Interval]) -> Result<u64, Mo
 }
 
 /// Deletes the snapshots in these intervals, of the subvolume with the root directory at `path`, in
-/// one commit. If one of them is held, none is deleted. For the owner of the subvolume, root, and
-/// the server's user.
+/// one commit for each subvolume that they are of. If one of them is held, none is deleted. For the
+/// owner of the subvolume, root, and the server's user.
 ///
 /// # Errors
 /// If one is held.

@@ -1,6 +1,6 @@
 //! Subvolumes of a mounted volume, for programs.
 use crate::control::send_cached_data_of;
-use crate::directory_requests::{Request, ask};
+use crate::directory_requests::{Request, ask, path_of_bytes};
 use crate::error::MountError;
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
@@ -78,6 +78,51 @@ pub fn remove_subvolume(path: &Path) -> Result<(), MountError> {
     let name = name.as_bytes().to_vec();
     let removed = ask(&directory, &Request::Remove { name });
     removed.map(drop).map_err(|failure| about(path, failure))
+}
+
+/// A subvolume that was rolled back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rollback {
+    /// What it was before.
+    pub old: PathBuf,
+    /// Other subvolumes are nested there.
+    pub has_nested: bool,
+}
+
+/// Has the subvolume at `path` become what its snapshot of this name holds. That is durable then.
+/// What it was before stands beside it under another name, and whoever uses it goes on there. For
+/// the owner of the subvolume, root, and the server's user.
+///
+/// # Errors
+/// If it is no subvolume, or has no such snapshot (NODATA); or if it is the root directory of a
+/// mount (BUSY), which no name in that mount leads to.
+pub fn rollback(path: &Path, snapshot: &[u8]) -> Result<Rollback, MountError> {
+    let refused = |errno| MountError::Refused { path: path.to_owned(), errno };
+    let found = rustix::fs::lstat(path).map_err(refused)?;
+    if !FileType::from_raw_mode(found.st_mode).is_dir() {
+        return Err(refused(Errno::INVAL));
+    }
+    // "." has a name, too.
+    let is_named = path.file_name().is_some();
+    let real = if is_named { None } else { std::fs::canonicalize(path).ok() };
+    let path = real.as_deref().unwrap_or(path);
+    let above = place(path).map(|(directory, _)| directory).unwrap_or_else(|_| path.to_owned());
+    let is_root = path.file_name().is_none()
+        || rustix::fs::stat(&above).map_err(refused)?.st_dev != found.st_dev;
+    if is_root {
+        ask(path, &Request::Show).map_err(|failure| about(path, failure))?;
+        return Err(refused(Errno::BUSY));
+    }
+    let (directory, name) = place(path)?;
+    let request = Request::Rollback { name: name.as_bytes().to_vec(), snapshot: snapshot.to_vec() };
+    let answer = ask(&directory, &request).map_err(|failure| about(path, failure))?;
+    let done = answer.rolled_back.ok_or_else(|| refused(Errno::PROTO))?;
+    let old = directory.join(path_of_bytes(done.old_name));
+    // The kernel learns where the working directories of other programs are now.
+    for path in [path, &old] {
+        let _ = rustix::fs::stat(path);
+    }
+    Ok(Rollback { old, has_nested: done.has_nested })
 }
 
 /// All subvolumes of the volume that `directory` shows, by ascending id. For root and the server's

@@ -103,7 +103,8 @@ pub fn wait_for_cleanups(volume: &Volume, device: &dyn BlockDevice) -> Result<()
 /// One can't be deleted.
 pub fn delete_all(volume: &Volume) -> Result<(), Error> {
     for subvolume in volume.snapshotted_subvolumes()? {
-        for snapshot in volume.snapshots(subvolume)? {
+        let shown = volume.snapshots(subvolume)?.into_iter();
+        for snapshot in shown.filter(|snapshot| snapshot.subvolume == subvolume) {
             if snapshot.is_held {
                 volume.hold_snapshot(subvolume, &snapshot.name, false)?;
             }

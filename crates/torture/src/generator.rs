@@ -474,6 +474,12 @@ impl Generator {
                 return Operation::RemoveSubvolume { path };
             }
         }
+        if self.random.chance(1, 2)
+            && model.forks().len() < FORKS_MAX
+            && let Some(rollback) = self.rollback(model)
+        {
+            return rollback;
+        }
         let of_snapshot = self.random.chance(1, 3);
         let (of, name) = self.snapshot(model, of_snapshot);
         // A fork of the volume's root directory would have the files of all clients.
@@ -481,6 +487,30 @@ impl Generator {
             return Operation::MakeSubvolume { path: self.fresh(model), mode: 0o755 };
         }
         Operation::Fork { of, snapshot: of_snapshot.then_some(name), to: self.fresh(model) }
+    }
+
+    /// Has a subvolume become what any of the snapshots holds that it shows; sometimes something
+    /// that can't be.
+    fn rollback(&mut self, model: &Model) -> Option<Operation> {
+        if self.random.chance(1, 10) {
+            let path = self.path(model, Want::Any);
+            return Some(Operation::Rollback { path, snapshot: self.name() });
+        }
+        let shown = |id: NodeId| {
+            let line = model.continued_by(id);
+            model.snapshots().keys().filter(move |(of, _)| line.contains(of))
+        };
+        let mut places = model.paths();
+        places.retain(|(path, id)| {
+            !path.names.is_empty() && model.is_subvolume(*id) && shown(*id).next().is_some()
+        });
+        let count = places.len() as u64;
+        let (path, id) =
+            (count > 0).then(|| places.swap_remove(self.random.below(count) as usize))?;
+        let snapshots: Vec<_> = shown(id).collect();
+        let (_, bytes) = snapshots[self.random.below(snapshots.len() as u64) as usize];
+        let snapshot = Name::all().find(|name| name.bytes(model.client()) == *bytes)?;
+        Some(Operation::Rollback { path, snapshot })
     }
 
     fn rename(&mut self, model: &Model) -> Operation {

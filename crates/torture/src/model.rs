@@ -164,6 +164,9 @@ pub struct Model {
     pub(crate) snapshots: BTreeMap<(NodeId, Vec<u8>), Arc<ModelSnapshot>>,
     /// Of each fork, by its root directory, the subvolume that it comes from.
     pub(crate) origins: BTreeMap<NodeId, NodeId>,
+    /// Of each fork that a rollback has put into the place of another subvolume, the first one that
+    /// had it.
+    pub(crate) firsts: BTreeMap<NodeId, NodeId>,
     next: NodeId,
 }
 
@@ -235,6 +238,7 @@ impl Model {
             layout,
             snapshots: BTreeMap::new(),
             origins: BTreeMap::new(),
+            firsts: BTreeMap::new(),
             next: 3,
         }
     }
@@ -268,9 +272,7 @@ impl Model {
             next += 1;
             let Some(entries) = self.nodes[&id].entries() else { continue };
             for (bytes, &child) in entries {
-                if let Some(name) =
-                    (0..Name::END).map(Name).find(|name| name.bytes(self.client) == *bytes)
-                {
+                if let Some(name) = Name::all().find(|name| name.bytes(self.client) == *bytes) {
                     found.push((path.join(name), child));
                 }
             }
@@ -397,6 +399,7 @@ impl Model {
     /// Removes the subvolume with the root directory `root`, with all that is in it.
     pub(crate) fn remove_tree(&mut self, root: NodeId) {
         self.origins.remove(&root);
+        self.firsts.remove(&root);
         self.nodes.retain(|_, node| node.subvolume != root || node.handles > 0);
         for node in self.nodes.values_mut().filter(|node| node.subvolume == root) {
             (node.is_stale, node.links) = (true, 0);

@@ -45,6 +45,7 @@ impl Model {
             }
             Operation::RemoveSubvolume { path } => self.remove_subvolume(path, effects),
             Operation::Fork { of, snapshot, to } => self.fork(of, *snapshot, to, effects),
+            Operation::Rollback { path, snapshot } => self.rollback(path, *snapshot, effects),
             Operation::CreateSnapshot { .. }
             | Operation::DeleteSnapshot { .. }
             | Operation::HoldSnapshot { .. }

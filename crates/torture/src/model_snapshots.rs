@@ -63,7 +63,8 @@ impl Model {
     fn create_snapshot(&mut self, of: &Subvolume, name: Name, effects: &mut Effects) -> Outcome {
         let root = self.root_of(of)?;
         let key = (root, name.bytes(self.client));
-        if self.snapshots.contains_key(&key) {
+        let line = self.line_of(root).into_iter();
+        if line.map(|root| (root, key.1.clone())).any(|key| self.snapshots.contains_key(&key)) {
             return Err(Failure::Exists);
         }
         let id = self.new_id();
@@ -79,7 +80,13 @@ impl Model {
         of: &Subvolume,
         name: Name,
     ) -> Result<(NodeId, Vec<u8>), Failure> {
-        let key = (self.root_of(of)?, name.bytes(self.client));
-        if self.snapshots.contains_key(&key) { Ok(key) } else { Err(Failure::NotFound) }
+        self.shown_key(self.root_of(of)?, name)
+    }
+
+    /// That of the snapshot of this name that the subvolume `root` shows.
+    pub(crate) fn shown_key(&self, root: NodeId, name: Name) -> Result<(NodeId, Vec<u8>), Failure> {
+        let bytes = name.bytes(self.client);
+        let keys = self.continued_by(root).into_iter().map(|root| (root, bytes.clone()));
+        keys.rev().find(|key| self.snapshots.contains_key(key)).ok_or(Failure::NotFound)
     }
 }

@@ -19,12 +19,17 @@ impl Name {
     pub const BINARY: Name = Name(16);
     /// From here on, pairs of names whose hashes are equal.
     pub const COLLIDING: u8 = 17;
-    /// The end of all names.
+    /// The end of the names that are chosen.
     pub const END: u8 = Self::COLLIDING + 6;
+    /// From here on, of each of those, the first name that a rollback gives to what had it.
+    pub const BEFORE_ROLLBACK: u8 = 64;
 
     /// The bytes; each client's names are different from all others'.
     pub fn bytes(self, client: u8) -> Vec<u8> {
         let first = b'0' + client;
+        if self.0 >= Self::BEFORE_ROLLBACK {
+            return before_rollback(&Name(self.0 - Self::BEFORE_ROLLBACK).bytes(client), 1);
+        }
         match self.0 {
             0..Self::SHORT => vec![first, b'a' + self.0],
             Self::SHORT..Self::LONG_END => {
@@ -40,6 +45,14 @@ impl Name {
         }
     }
 
+    /// All names but the one that is too long.
+    pub fn all() -> impl Iterator<Item = Name> {
+        (0..Self::END)
+            .chain(Self::BEFORE_ROLLBACK..Self::BEFORE_ROLLBACK + Self::END)
+            .map(Name)
+            .filter(|name| name.0 % Self::BEFORE_ROLLBACK != Self::TOO_LONG.0)
+    }
+
     /// Whether `name` is one of the client's.
     pub fn belongs_to(name: &[u8], client: u8) -> bool {
         name.first() == Some(&(b'0' + client))
@@ -49,6 +62,9 @@ impl Name {
 impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
+            Self::BEFORE_ROLLBACK.. => {
+                write!(f, "{:?}-before-rollback", Name(self.0 - Self::BEFORE_ROLLBACK))
+            }
             0..Self::SHORT => write!(f, "{}", (b'a' + self.0) as char),
             Self::SHORT..Self::LONG_END => write!(f, "long{}", self.0 - Self::SHORT),
             15 => write!(f, "too-long"),
@@ -56,6 +72,13 @@ impl fmt::Debug for Name {
             _ => write!(f, "colliding{}", self.0 - Self::COLLIDING),
         }
     }
+}
+
+/// The name that a rollback gives to the subvolume `name`, by its number: no longer than names may
+/// be.
+pub fn before_rollback(name: &[u8], number: u64) -> Vec<u8> {
+    let suffix = format!("~before-rollback-{number}");
+    [&name[..name.len().min(255 - suffix.len())], suffix.as_bytes()].concat()
 }
 
 /// Where a path begins.
@@ -239,6 +262,11 @@ pub enum Operation {
         of: Subvolume,
         snapshot: Option<Name>,
         to: Path,
+    },
+    /// Has a subvolume become what a snapshot holds that it shows. Durable when it returns.
+    Rollback {
+        path: Path,
+        snapshot: Name,
     },
     /// Reads all of it.
     ReadSnapshot {

@@ -28,6 +28,7 @@ fn may_be_refused(operation: &Operation) -> bool {
         | Operation::MakeSubvolume { .. }
         | Operation::CreateSnapshot { .. }
         | Operation::Fork { .. }
+        | Operation::Rollback { .. }
         | Operation::MakeSymlink { .. }
         | Operation::MakeSpecial { .. }
         | Operation::CreateUnnamed { .. }

@@ -314,6 +314,7 @@ impl Runner {
             | Operation::ReadSnapshot { .. }
             | Operation::ChangeInSnapshot { .. } => self.perform_on_snapshots(operation),
             Operation::Fork { of, snapshot, to } => self.fork(of, *snapshot, to),
+            Operation::Rollback { path, snapshot } => self.rollback(path, *snapshot),
             Operation::MakeSymlink { path, target_bytes } => {
                 let target = symlink_target(*target_bytes);
                 self.create(path, new_inode(FileType::Symlink, 0o777, 0, 0, Some(&target)))

@@ -1,7 +1,7 @@
 //! Forks, made on a volume.
 use crate::found::Times;
 use crate::model::{Failure, Layout, Outcome, Value};
-use crate::operation::{Name, Path, Subvolume};
+use crate::operation::{Name, Path, Subvolume, before_rollback};
 use crate::runner::{Runner, failure};
 use crate::snapshot::list;
 use cairn_engine::{Attributes, Error, FileType, InodeId, Volume};
@@ -30,6 +30,29 @@ impl Runner {
         let same = expect_copy(volume, source.inode, fork);
         volume.forget(fork, 1);
         same.map(|()| Value::Nothing).map_err(Failure::Other)
+    }
+}
+
+impl Runner {
+    pub(crate) fn rollback(&self, path: &Path, snapshot: Name) -> Outcome {
+        let volume = self.volume();
+        let (parent, name) = self.place(path)?;
+        let old = volume.lookup(parent.inode, &name).map_err(|error| failure(&error))?.inode;
+        let old = self.hold(old);
+        let subvolume = volume.subvolume_of(old.inode).map_err(|error| failure(&error))?;
+        let (id, true) = subvolume else { return Err(Failure::InvalidArgument) };
+        let info = volume.snapshot_named(id, &snapshot.bytes(self.client()));
+        let info = info.map_err(|error| failure(&error))?;
+        let done = volume.rollback(parent.inode, &name, info.root);
+        let done = done.map_err(|error| failure(&error))?;
+        expect_copy(volume, info.root, done.root).map_err(Failure::Other)?;
+        let number = (1..).find(|number| before_rollback(&name, *number) == done.old_name);
+        let found = volume.lookup(parent.inode, &done.old_name);
+        let found = self.hold(found.map_err(|error| failure(&error))?.inode);
+        if found.inode != old.inode || done.old != old.inode {
+            return Err(Failure::Other(format!("after a rollback {done:?}, of {}", old.inode)));
+        }
+        Ok(Value::Count(number.expect("it is found by its name")))
     }
 }
 

@@ -92,6 +92,7 @@ impl Sabotage {
                 | Operation::RemoveSubvolume { .. }
                 | Operation::CreateSnapshot { .. }
                 | Operation::Fork { .. }
+                | Operation::Rollback { .. }
                 | Operation::DeleteSnapshot { .. }
                 | Operation::HoldSnapshot { .. }
         );

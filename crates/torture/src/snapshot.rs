@@ -24,6 +24,9 @@ pub struct Facts {
     pub is_subvolume: bool,
     /// Whether it is that of a fork.
     pub is_fork: bool,
+    /// If it is that of a fork, how many snapshots it shows: its own, and those of the subvolumes
+    /// whose place it has.
+    pub shown_snapshots: u32,
     /// Permission bits.
     pub mode: u32,
     /// Owner.
@@ -142,6 +145,10 @@ fn model_facts(model: &Model, id: NodeId) -> Facts {
         file_type: model_type(&node.body) as u8,
         is_subvolume: model.is_subvolume(id),
         is_fork: model.forks().contains_key(&id),
+        shown_snapshots: match model.forks().contains_key(&id) {
+            true => model.shown_snapshots(id),
+            false => 0,
+        },
         mode: node.mode,
         uid: node.uid,
         gid: node.gid,
@@ -204,6 +211,7 @@ fn found_facts(volume: &Volume, attributes: &Attributes) -> Result<Facts, Error>
         file_type: attributes.file_type as u8,
         is_subvolume,
         is_fork,
+        shown_snapshots: if is_fork { volume.snapshots(id)?.len() as u32 } else { 0 },
         mode: attributes.mode & 0o7777,
         uid: attributes.uid,
         gid: attributes.gid,

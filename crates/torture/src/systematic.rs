@@ -451,6 +451,35 @@ pub const STEPS: &[Step] = &[
         },
     },
     Step {
+        name: "roll s back once more",
+        make: |_, _| vec![Operation::Rollback { path: path(&[S]), snapshot: Y }],
+    },
+    Step {
+        name: "snapshot s, overwrite s/b, roll s back, overwrite and fsync s/b in both",
+        make: |_, tag| {
+            let old = Name(Name::BEFORE_ROLLBACK + S.0);
+            vec![
+                Operation::CreateSnapshot { of: Subvolume::At(path(&[S])), name: Y },
+                write(&[S, B], 100, 5000, later(tag, 1)),
+                Operation::Rollback { path: path(&[S]), snapshot: Y },
+                write(&[S, B], 200, 3000, later(tag, 3)),
+                write(&[old, B], 300, 4000, later(tag, 4)),
+                fsync(&[S, B], false),
+                fsync(&[old, B], false),
+            ]
+        },
+    },
+    Step {
+        name: "roll s-before-rollback back, remove s",
+        make: |_, _| {
+            let old = Name(Name::BEFORE_ROLLBACK + S.0);
+            vec![
+                Operation::Rollback { path: path(&[old]), snapshot: Y },
+                Operation::RemoveSubvolume { path: path(&[S]) },
+            ]
+        },
+    },
+    Step {
         name: "fork a subvolume as q, change and remove it, overwrite and fsync q/b",
         make: |_, tag| {
             vec![

@@ -60,7 +60,8 @@ pub(crate) fn part<Id: Copy + Eq + Hash>(
             left_out = Some(path);
             continue;
         }
-        let facts = Facts { is_subvolume: false, is_fork: false, ..facts.clone() };
+        let facts =
+            Facts { is_subvolume: false, is_fork: false, shown_snapshots: 0, ..facts.clone() };
         names.insert(path[above.len()..].to_vec(), (facts, *id));
     }
     Some(Snapshot::finish(names))
@@ -167,7 +168,9 @@ pub fn listed(volume: &Volume) -> Result<Vec<SnapshotInfo>, Error> {
     let wrong = |problem: String| Err(Error::NotAVolume(problem));
     let mut all: Vec<SnapshotInfo> = Vec::new();
     for subvolume in volume.snapshotted_subvolumes()? {
-        let of_one = volume.snapshots(subvolume)?;
+        let shown = volume.snapshots(subvolume)?;
+        let is_own = |info: &&SnapshotInfo| info.subvolume == subvolume;
+        let of_one: Vec<SnapshotInfo> = shown.iter().filter(is_own).cloned().collect();
         if of_one.is_empty() {
             return wrong(format!("subvolume {subvolume} is listed, and has no snapshots"));
         }

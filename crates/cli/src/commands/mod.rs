@@ -9,6 +9,7 @@ pub mod info;
 pub mod mkfs;
 pub mod mount;
 pub mod mount_helper;
+pub mod rollback;
 pub mod shutdown;
 pub mod snapshot;
 pub mod stats;

@@ -308,7 +308,8 @@ fn show_space(path: &Path, names: &[OsString]) -> anyhow::Result<()> {
     let (mut chosen, mut intervals) = (BTreeMap::new(), Vec::new());
     for name in names {
         let selected = select(path, &all, name)?;
-        chosen.extend(selected.iter().map(|snapshot| (snapshot.generation, snapshot)));
+        let place = |snapshot: &Snapshot| (snapshot.generation, snapshot.subvolume);
+        chosen.extend(selected.iter().map(|snapshot| (place(snapshot), snapshot)));
         intervals.extend(selection::interval_of(selected));
     }
     let bytes = snapshots::space_of_snapshots(path, &intervals)
@@ -345,6 +346,7 @@ struct Shown<'s> {
     created: String,
     created_ns: u64,
     generation: u64,
+    subvolume: u64,
     uuid: &'s str,
     is_held: bool,
     unique_bytes: Option<u64>,
@@ -359,6 +361,7 @@ impl<'s> Shown<'s> {
             created: shown_time(snapshot.created_ns),
             created_ns: snapshot.created_ns,
             generation: snapshot.generation,
+            subvolume: snapshot.subvolume,
             uuid: &snapshot.uuid,
             is_held: snapshot.is_held,
             unique_bytes: snapshot.unique_bytes,

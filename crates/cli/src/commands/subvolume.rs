@@ -116,6 +116,8 @@ struct Shown<'s> {
     /// Of a fork.
     origin_subvolume: Option<u64>,
     origin_generation: Option<u64>,
+    /// It has the place of that, after a rollback.
+    continues: bool,
     forks: u64,
 }
 
@@ -132,6 +134,7 @@ impl<'s> Shown<'s> {
             is_being_removed: subvolume.is_being_removed,
             origin_subvolume: subvolume.origin.map(|origin| origin.0),
             origin_generation: subvolume.origin.map(|origin| origin.1),
+            continues: subvolume.continues,
             forks: subvolume.forks,
         }
     }
@@ -199,8 +202,11 @@ fn shown_path(subvolume: &Subvolume) -> String {
 
 /// One subvolume of a list.
 fn line(subvolume: &Subvolume) -> String {
-    let notes =
-        [(subvolume.is_default, "  (default)"), (subvolume.is_being_removed, "  (being removed)")];
+    let notes = [
+        (subvolume.continues, "  (rolled back)"),
+        (subvolume.is_default, "  (default)"),
+        (subvolume.is_being_removed, "  (being removed)"),
+    ];
     let notes: String = notes.iter().filter(|note| note.0).map(|note| note.1).collect();
     let fork = subvolume.origin.map_or(String::new(), |(of, _)| format!("  (fork of {of})"));
     format!("{:>6}  {}{fork}{notes}", subvolume.id, shown_path(subvolume))
@@ -223,6 +229,7 @@ fn details(subvolume: &Subvolume) -> String {
         ("generation", subvolume.generation.to_string()),
         ("default", if subvolume.is_default { "yes" } else { "no" }.to_owned()),
         ("fork of", of.unwrap_or_else(|| "nothing".to_owned())),
+        ("rolled back", if subvolume.continues { "yes" } else { "no" }.to_owned()),
         ("forks", subvolume.forks.to_string()),
     ];
     let lines = lines.iter().map(|(name, value)| format!("{:<12}{value}", format!("{name}:")));

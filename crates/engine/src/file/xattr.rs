@@ -76,6 +76,18 @@ impl Files {
         Err(self.store.damaged_item(number, &number.key(ItemKind::Xattr, slot), problem))
     }
 
+    /// Slot and value of an attribute whose value stands in one item. The inode is locked.
+    pub(crate) fn inline_xattr(
+        &self,
+        inode: InodeId,
+        name: &[u8],
+    ) -> Result<Option<(u64, Vec<u8>)>> {
+        let found = self.find_xattr(inode, name)?.0;
+        let is_whole = |xattr: &XattrItem| xattr.inline.len() == xattr.value_bytes as usize;
+        let found = found.filter(|(_, xattr)| is_whole(xattr));
+        Ok(found.map(|(slot, xattr)| (slot, xattr.inline)))
+    }
+
     /// The subvolumes whose root directories have an attribute: their ids and root directories, and
     /// the value. None is opened for it. Left out are those that have no number in this mount, that
     /// can't be read, and whose value does not stand in one item.

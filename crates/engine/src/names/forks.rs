@@ -58,7 +58,7 @@ impl Names {
 
     /// Gives a fork its name, and has the next cut make it.
     fn want_fork(&self, source: InodeId, parent: InodeId, name: &[u8]) -> Result<Forming> {
-        let reservation = self.store.reserve_for_fork()?;
+        let reservation = self.store.reserve_for_fork(source, Effort::Ordinary)?;
         let mut operation = self.store.begin(parent, NAME_ITEMS, 0, Effort::Name)?;
         let directory = self.files.inodes.get(parent);
         let mut state = self.files.write_inode(&directory)?;
@@ -71,7 +71,7 @@ impl Names {
         if state.item.links >= LINKS_MAX {
             return Err(Error::TooManyLinks);
         }
-        let (id, forming) = operation.want_fork(source, parent, reservation)?;
+        let (id, forming) = operation.want_fork(source, parent, true, reservation)?;
         operation.put_entry(parent, slot, EntryTarget::Subvolume(id), name)?;
         self.account_new_entry(&mut state, name, FileType::Directory);
         operation.put_inode(parent, &state.loggable())?;

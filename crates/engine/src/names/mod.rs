@@ -6,6 +6,7 @@ mod forks;
 pub(crate) mod held_space;
 pub(crate) mod paths;
 pub(crate) mod rename;
+pub(crate) mod rollback;
 mod subvolumes;
 
 use crate::file::Files;

@@ -37,7 +37,7 @@ pub(super) struct WantedFork {
 impl WantedFork {
     /// Whether its name stands in `id`.
     pub(super) fn is_named_in(&self, id: TreeId) -> bool {
-        self.item.parent == id
+        self.item.parent == id && !self.item.is_dying
     }
 }
 

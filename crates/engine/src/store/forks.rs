@@ -45,22 +45,31 @@ pub(crate) struct ForeignEntry {
 }
 
 impl Store {
-    /// Nodes that making a fork takes, a snapshot and the fork's item, if the tree of subvolumes
-    /// grows by so many levels until the cut.
-    fn nodes_for_fork(&self, levels: u8) -> u64 {
-        2 + Tree::worst_case_nodes(5, self.trees.records_height() + levels)
+    /// Nodes that making a fork takes, if the tree of subvolumes grows by so many levels until the
+    /// cut: of a live subvolume for a snapshot and the fork's item, and for the first trees; of a
+    /// snapshot for the item.
+    fn nodes_for_fork(&self, is_live: bool, levels: u8) -> u64 {
+        let height = self.trees.records_height() + levels;
+        if is_live {
+            2 + Tree::worst_case_nodes(5, height)
+        } else {
+            Tree::worst_case_nodes(1, height)
+        }
     }
 
-    /// Space for [`Operation::want_fork`].
-    pub(crate) fn reserve_for_fork(&self) -> Result<Reservation> {
-        let request = Request { data_blocks: 0, nodes: self.nodes_for_fork(3) };
-        self.reserve(request, Effort::Ordinary)
+    /// Space for [`Operation::want_fork`] of the subvolume or snapshot with the root directory
+    /// `source`.
+    pub(crate) fn reserve_for_fork(&self, source: InodeId, effort: Effort) -> Result<Reservation> {
+        let is_live = self.trees.subvolume(source)?.snapshot.is_none();
+        let request = Request { data_blocks: 0, nodes: self.nodes_for_fork(is_live, 3) };
+        self.reserve(request, effort)
     }
 
     /// At the cut, when the snapshots are made: makes the forks that are wanted.
     pub(super) fn make_requested_forks(&self, generation: Generation) -> Result<()> {
         let wanted = std::mem::take(&mut *self.cut_work.forks.lock());
-        let named_in: Vec<TreeId> = wanted.iter().map(|fork| fork.item.parent).collect();
+        let named = wanted.iter().filter(|fork| !fork.item.is_dying);
+        let named_in: Vec<TreeId> = named.map(|fork| fork.item.parent).collect();
         for fork in wanted {
             let (origin, names_none) = self.origin_of(&fork, generation, &named_in)?;
             let directories = match fork.source {
@@ -159,7 +168,7 @@ impl Store {
         Ok(id)
     }
 
-    /// Returns when a fork is durable. Nobody sees it yet.
+    /// Returns when a fork is durable, and known. Nobody sees it yet.
     pub(crate) fn wait_for_fork(&self, forming: &Forming) -> Result<Formed> {
         let formed = loop {
             self.commit()?;
@@ -168,6 +177,7 @@ impl Store {
             }
         };
         self.transactions.wait_super_committed(formed.generation)?;
+        self.trees.slot_of(forming.id)?;
         Ok(formed)
     }
 
@@ -242,21 +252,23 @@ impl Store {
 }
 
 impl Operation<'_> {
-    /// Has the cut make a fork of the subvolume or snapshot with the root directory `source`; its
-    /// name stands in `directory`, which is locked.
+    /// Has the cut make a fork of the subvolume or snapshot with the root directory `source`. If it
+    /// `has_name`, that stands in `directory`, which is locked; otherwise it is to get one there
+    /// ([rollback](super::rollback)).
     pub(crate) fn want_fork(
         &mut self,
         source: InodeId,
         directory: InodeId,
+        has_name: bool,
         reservation: Reservation,
     ) -> Result<(TreeId, Forming)> {
         let store = self.store();
         let records = store.trees.lock_records();
+        let (of, parent) = (store.trees.subvolume(source)?, store.trees.subvolume(directory)?);
         // The forks of one transaction let the tree grow by a level at most.
-        if reservation.nodes() < store.nodes_for_fork(2) {
+        if reservation.nodes() < store.nodes_for_fork(of.snapshot.is_none(), 2) {
             return Err(Error::NoSpace);
         }
-        let (of, parent) = (store.trees.subvolume(source)?, store.trees.subvolume(directory)?);
         of.check_alive()?;
         parent.check_alive()?;
         let source = match of.snapshot {
@@ -274,12 +286,13 @@ impl Operation<'_> {
             directory: place.directory,
             generation: self.generation(),
             created_ns: now_ns(),
-            is_dying: false,
+            is_dying: !has_name,
             is_headless: false,
             uuid: random::bytes16(),
             number,
             origin: None,
             names_others: false,
+            continues: false,
             cursor: Key::MIN,
             dying_root: None,
         };

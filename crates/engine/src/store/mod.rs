@@ -29,6 +29,7 @@ pub(crate) mod operation;
 pub(crate) mod recovery;
 mod refusals;
 mod requests;
+mod rollback;
 pub(crate) mod snapshot_counts;
 pub(crate) mod snapshot_space;
 pub(crate) mod snapshots;

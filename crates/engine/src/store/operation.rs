@@ -325,8 +325,17 @@ impl<'v> Operation<'v> {
 
     /// Removes an item, if it exists.
     pub(crate) fn delete(&mut self, key: Key) -> Result<()> {
+        self.delete_in(self.tree(), key)
+    }
+
+    /// Removes an item of an inode, if it exists.
+    pub(crate) fn delete_of(&mut self, inode: InodeId, key: Key) -> Result<()> {
+        self.delete_in(self.tree_of(inode), key)
+    }
+
+    fn delete_in(&mut self, tree: &Tree, key: Key) -> Result<()> {
         self.changed = true;
-        let (change, tree) = (self.change(), self.tree());
+        let change = self.change();
         if tree.remove_with(&change, &key, |_| ())?.is_some() {
             self.store.inode_count.note_gone(tree, &key);
             self.batch.delete(tree.id(), key);

@@ -229,15 +229,7 @@ impl Store {
         {
             let records = self.trees.lock_records();
             subvolume.check_alive()?;
-            let has_name =
-                self.trees.all_snapshot_items(subvolume.id).find_map(|item| match item {
-                    Ok((_, item)) => (item.name == name).then_some(Ok(())),
-                    Err(error) => Some(Err(error)),
-                });
-            has_name.transpose()?.map_or(Ok(()), |()| Err(Error::Exists))?;
-            if self.cut_work.wants(subvolume.slot, Some(name)) {
-                return Err(Error::Exists);
-            }
+            self.expect_new_name(subvolume.id, name)?;
             let item = SnapshotItem {
                 root: Default::default(),
                 created_ns: now_ns(),
@@ -268,23 +260,30 @@ impl Store {
     }
 
     pub(crate) fn snapshots(&self, id: u64) -> Result<Vec<SnapshotInfo>> {
-        let id = self.expect_subvolume(id)?;
-        let items = self.trees.snapshot_items(id).map(|item| {
-            let (generation, item) = item?;
-            self.trees.know_snapshot(id, generation, item.number);
-            Ok(info_of(id, generation, item))
-        });
-        items.collect()
+        let mut found = Vec::new();
+        for id in self.trees.continued_by(self.expect_subvolume(id)?)? {
+            for item in self.trees.snapshot_items(id) {
+                let (generation, item) = item?;
+                self.trees.know_snapshot(id, generation, item.number);
+                found.push(info_of(id, generation, item));
+            }
+        }
+        found.sort_by_key(|info| (info.generation, info.subvolume));
+        Ok(found)
     }
 
     pub(crate) fn snapshot_named(&self, id: u64, name: &[u8]) -> Result<SnapshotInfo> {
-        let id = self.expect_subvolume(id)?;
+        let id = self.expect_shown(id, name)?;
         let (generation, item) = self.find_snapshot(id, Which::Named(name))?;
         self.trees.know_snapshot(id, generation, item.number);
         Ok(info_of(id, generation, item))
     }
 
-    fn find_snapshot(&self, id: TreeId, which: Which<'_>) -> Result<(Generation, SnapshotItem)> {
+    pub(super) fn find_snapshot(
+        &self,
+        id: TreeId,
+        which: Which<'_>,
+    ) -> Result<(Generation, SnapshotItem)> {
         let name = match which {
             Which::Named(name) => name,
             Which::MadeBy(generation) => match self.trees.snapshot_item(id, generation) {
@@ -356,7 +355,10 @@ impl Store {
     /// cleanup is due.
     pub(crate) fn delete_snapshot(&self, id: u64, which: Which<'_>) -> Result<[InodeId; 2]> {
         self.check_writable()?;
-        let id = self.expect_subvolume(id)?;
+        let id = match which {
+            Which::Named(name) => self.expect_shown(id, name)?,
+            Which::MadeBy(_) => self.expect_subvolume(id)?,
+        };
         let mut operation = self.begin_on_snapshots(id)?;
         let roots = operation.delete_snapshot(which)?;
         operation.leave_unlogged();
@@ -378,7 +380,7 @@ impl Store {
     /// Lets a snapshot be deleted or not.
     pub(crate) fn hold_snapshot(&self, id: u64, name: &[u8], held: bool) -> Result<()> {
         self.check_writable()?;
-        let id = self.expect_subvolume(id)?;
+        let id = self.expect_shown(id, name)?;
         {
             let mut operation = self.begin_on_snapshots(id)?;
             let records = self.trees.lock_records();

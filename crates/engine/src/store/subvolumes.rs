@@ -50,6 +50,9 @@ pub struct SubvolumeInfo {
     /// It is a fork, and names of its origin's subvolumes stand in it, which were to be removed
     /// before it was shown. They are hidden, but sizes and link counts of directories have them.
     pub hides_names: bool,
+    /// It is a fork that a [rollback](crate::Volume::rollback) has put into the place of an earlier
+    /// subvolume, and shows the snapshots of that, too.
+    pub continues: bool,
 }
 
 impl Store {
@@ -198,6 +201,7 @@ impl Store {
                 is_dying,
                 origin: item.origin.map(|origin| (origin.subvolume.0, origin.generation.0)),
                 hides_names: item.names_others,
+                continues: item.continues,
             });
         }
         Ok(subvolumes)
@@ -229,6 +233,7 @@ impl Operation<'_> {
             number,
             origin: None,
             names_others: false,
+            continues: false,
             cursor: Key::MIN,
             dying_root: None,
         };

@@ -15,6 +15,7 @@
 //! Lock discipline: `opening` (rank SUBVOLUMES) is held while a subvolume is opened, and around
 //! each change of the tree of subvolumes, of marks of removal and of places; the others are leaves.
 mod items;
+mod lines;
 mod records;
 
 use crate::{Error, InodeId, Result};
@@ -32,6 +33,7 @@ use std::sync::{Arc, OnceLock};
 
 pub(crate) use records::{Records, Settings};
 
+use lines::Lines;
 use records::Numbers;
 
 /// A tree, and what the root tree says of it.
@@ -168,8 +170,10 @@ pub(crate) struct Trees {
     /// is made.
     numbers: Mutex<Option<Numbers>>,
     opening: Mutex<()>,
-    /// Forks whose names stand in a directory, and that no durable superblock has yet.
+    /// Forks that are not to be seen: no durable superblock has them yet, or they have no name yet.
     forming: Mutex<FxHashSet<u64>>,
+    /// Which subvolumes continue others.
+    lines: Lines,
     /// There has been a fork.
     has_forks: AtomicBool,
     /// Trees that ended since the last cut. Changed by those who have joined.
@@ -210,6 +214,7 @@ impl Trees {
             numbers: Mutex::new(Rank::LEAF, None),
             opening: Mutex::new(Rank::SUBVOLUMES, ()),
             forming: Mutex::new(Rank::LEAF, FxHashSet::default()),
+            lines: Lines::new(),
             has_forks: AtomicBool::new(superblock.features.has_forks()),
             ended: Mutex::new(Rank::LEAF, Vec::new()),
             next_tree: AtomicU64::new(superblock.next_tree.0),
@@ -493,7 +498,12 @@ impl Trees {
 
     /// Whether the fork `id` is not to be seen yet.
     pub(crate) fn is_forming(&self, id: TreeId) -> bool {
-        self.has_forks.load(Ordering::Acquire) && self.forming.lock().contains(&id.0)
+        self.may_have_forks() && self.forming.lock().contains(&id.0)
+    }
+
+    /// Whether there has been a fork.
+    fn may_have_forks(&self) -> bool {
+        self.has_forks.load(Ordering::Acquire)
     }
 
     /// The fork `id` may be seen from now on.

@@ -3,7 +3,7 @@ use super::Volume;
 use crate::names::entries::check_name;
 use crate::store::snapshots::is_temporary_name;
 use crate::types::{Attributes, Difference};
-use crate::{Error, InodeId, Result, SnapshotInfo, SnapshotUsage};
+use crate::{Error, InodeId, Result, Rollback, RollbackOptions, SnapshotInfo, SnapshotUsage};
 
 /// Snapshots: subvolumes as they were, to read.
 impl Volume {
@@ -67,7 +67,87 @@ impl Volume {
         self.names().fork(source, parent, name)
     }
 
-    /// The snapshots of a subvolume, by age, the oldest first.
+    /// Has the subvolume `name` in the directory `parent` become what its snapshot with the root
+    /// directory `snapshot` holds. Durable when this returns; after a crash before that, nothing or
+    /// all of it has happened. The work is that of two commits, whatever the size.
+    ///
+    /// A fork of the snapshot gets the name. What had it keeps its content, with all that others
+    /// have changed meanwhile, the subvolumes that are nested in it and its snapshots, and stands
+    /// beside it as `name~before-rollback-1`, or the next number that is free: so inodes that
+    /// somebody uses stay what they were, and are found under another name. The fork *continues*
+    /// it: its snapshots are shown by both, and the fork may be rolled back to any of them. If it
+    /// is the subvolume that mounts show by default, the fork is from then on.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::InvalidArgument`] for what is no subvolume, and for no
+    /// snapshot of it; [`Error::Stale`] if that is deleted at the same time;
+    /// [`Error::TooManyLinks`]; [`Error::NoSpace`]; the failure that stopped the volume.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # let device = Arc::new(cairn_blockdev::MemoryDevice::new(32 << 20));
+    /// # cairn_engine::mkfs::mkfs(&*device, &Default::default())?;
+    /// # let volume = cairn_engine::Volume::open(device, Default::default())?;
+    /// # let new = cairn_engine::NewInode {
+    /// #     file_type: cairn_engine::FileType::Directory,
+    /// #     mode: 0o755,
+    /// #     uid: 0,
+    /// #     gid: 0,
+    /// #     device: 0,
+    /// #     target: None,
+    /// # };
+    /// let home = volume.create_subvolume(volume.root(), b"home", &new)?.inode;
+    /// let file = cairn_engine::NewInode { file_type: cairn_engine::FileType::Regular, ..new };
+    /// let notes = volume.create(home, b"notes", &file)?.inode;
+    /// volume.write(notes, 0, b"first")?;
+    /// let then = volume.create_snapshot(home, b"then")?;
+    /// volume.write(notes, 0, b"other")?;
+    ///
+    /// let rolled_back = volume.rollback(volume.root(), b"home", then.root)?;
+    /// let text = |inode| {
+    ///     let mut text = Vec::new();
+    ///     volume.read(inode, 0, 5, &mut text).map(|_| text)
+    /// };
+    /// let home = volume.lookup(volume.root(), b"home")?.inode;
+    /// assert_eq!(home, rolled_back.root);
+    /// assert_eq!(text(volume.lookup(home, b"notes")?.inode)?, b"first");
+    /// assert_eq!(text(notes)?, b"other");
+    /// assert_eq!(rolled_back.old_name, b"home~before-rollback-1");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn rollback(&self, parent: InodeId, name: &[u8], snapshot: InodeId) -> Result<Rollback> {
+        let options = RollbackOptions { permits: &|_| Ok(()), carried: None };
+        self.rollback_with(parent, name, snapshot, options)
+    }
+
+    /// As [`Volume::rollback`], with [`RollbackOptions`]. Nobody changes the root directory of what
+    /// is rolled back, or its name, between a look and the rollback.
+    ///
+    /// # Errors
+    /// That of [`RollbackOptions::permits`], too.
+    pub fn rollback_with(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        snapshot: InodeId,
+        options: RollbackOptions<'_>,
+    ) -> Result<Rollback> {
+        self.names().rollback(parent, name, snapshot, options)
+    }
+
+    /// The subvolumes that have stood in the place of this one, one after the other, itself
+    /// included, by ascending id: each was put there by a [`rollback`](Volume::rollback), and shows
+    /// the snapshots of those before it, too. Some of them may be without a name.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Device`].
+    pub fn line_of_subvolume(&self, subvolume: u64) -> Result<Vec<u64>> {
+        self.store().line_of(subvolume)
+    }
+
+    /// The snapshots of a subvolume, by age, the oldest first. Of one that
+    /// [continues](Volume::rollback) others, also theirs: [`SnapshotInfo::subvolume`] says whose a
+    /// snapshot is.
     ///
     /// # Errors
     /// [`Error::NotFound`] if there is no such subvolume; [`Error::Damaged`], [`Error::Device`].
@@ -75,7 +155,7 @@ impl Volume {
         self.store().snapshots(subvolume)
     }
 
-    /// The snapshot of a subvolume with this name.
+    /// The snapshot of a subvolume with this name, or of one that it continues.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Damaged`], [`Error::Device`].
@@ -83,7 +163,7 @@ impl Volume {
         self.store().snapshot_named(subvolume, name)
     }
 
-    /// The subvolumes that have snapshots, by ascending id.
+    /// The subvolumes that have snapshots of their own, by ascending id.
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Device`].
@@ -91,8 +171,8 @@ impl Volume {
         self.store().snapshotted_subvolumes()
     }
 
-    /// Deletes a snapshot. Durable when this returns; its space comes back later. Who uses an inode
-    /// of it gets [`Error::Stale`].
+    /// Deletes a snapshot, as [`Volume::snapshot_named`] finds it. Durable when this returns; its
+    /// space comes back later. Who uses an inode of it gets [`Error::Stale`].
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Busy`] if it is held; the failure that stopped the volume.
@@ -100,7 +180,8 @@ impl Volume {
         self.files().delete_snapshot(subvolume, name)
     }
 
-    /// Holds a snapshot, so that it can't be deleted, or releases it. Durable when this returns.
+    /// Holds a snapshot, so that it can't be deleted, or releases it, as [`Volume::snapshot_named`]
+    /// finds it. Durable when this returns.
     ///
     /// # Errors
     /// [`Error::NotFound`]; the failure that stopped the volume.
@@ -108,7 +189,7 @@ impl Volume {
         self.store().hold_snapshot(subvolume, name, held)
     }
 
-    /// How much space each snapshot of a subvolume holds, the oldest first.
+    /// How much space each snapshot of a subvolume's own holds, the oldest first.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Damaged`], [`Error::Device`].
@@ -177,7 +258,7 @@ impl Volume {
         self.names().differences(old, new)
     }
 
-    /// Deletes the snapshots that these transactions made, in one commit, as
+    /// Deletes a subvolume's own snapshots that these transactions made, in one commit, as
     /// [`Volume::delete_snapshot`] does. If one is missing or held, none is deleted.
     ///
     /// # Errors

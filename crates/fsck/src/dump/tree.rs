@@ -242,6 +242,9 @@ fn describe_subvolume(item: &SubvolumeItem) -> String {
     if let Some(Origin { subvolume, generation }) = item.origin {
         origin += &format!(", fork of the snapshot of {generation} of subvolume {subvolume}");
     }
+    if item.continues {
+        origin += ", continues it";
+    }
     if item.names_others {
         origin += ", names others";
     }

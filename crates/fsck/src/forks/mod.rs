@@ -11,7 +11,7 @@ use crate::checker::Checker;
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::trees::ExpectedNode;
 use cairn_format::{Generation, Key, Node, Origin, SubvolumeItem, TreeId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// So many forks are read with all that they share with their origins.
 pub(crate) const WHOLE_MAX: usize = 64;
@@ -128,6 +128,30 @@ pub(crate) fn problems_of_items(checker: &Checker<'_>, all_known: bool) -> Vec<(
             useless
                 .map(|(at, _)| (id, format!("has a hidden snapshot of {at}, but no fork of it"))),
         );
+    }
+    problems.extend(names_used_twice(checker));
+    problems
+}
+
+/// Subvolumes that continue each other show each other's snapshots: no two have one name.
+fn names_used_twice(checker: &Checker<'_>) -> Vec<(TreeId, String)> {
+    let mut firsts: BTreeMap<TreeId, TreeId> = BTreeMap::new();
+    let (mut names, mut problems) = (BTreeMap::new(), Vec::new());
+    for (&id, item) in &checker.subvolumes {
+        let origin = item.origin.filter(|_| item.continues);
+        let first =
+            origin.map(|origin| *firsts.get(&origin.subvolume).unwrap_or(&origin.subvolume));
+        let first = first.unwrap_or(id);
+        firsts.insert(id, first);
+        let snapshots = checker.snapshots.of.get(&id).into_iter().flat_map(|of| &of.snapshots);
+        for (_, snapshot) in snapshots.filter(|(_, snapshot)| !snapshot.is_hidden) {
+            let other = names.insert((first, &snapshot.name[..]), id);
+            if let Some(other) = other.filter(|other| *other != id) {
+                let name = String::from_utf8_lossy(&snapshot.name);
+                let problem = format!("has a snapshot named {name:?}, as subvolume {other} has");
+                problems.push((id, format!("{problem}, in whose place it stands")));
+            }
+        }
     }
     problems
 }

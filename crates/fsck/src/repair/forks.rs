@@ -41,6 +41,7 @@ impl Forks {
                         || nameless.contains(&origin.subvolume))
             };
             item.origin = item.origin.filter(stays);
+            item.continues &= item.origin.is_some();
             if let Some(origin) = item.origin
                 && (trees.contains_key(&id) || item.is_nameless())
             {

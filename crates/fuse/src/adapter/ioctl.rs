@@ -6,7 +6,7 @@
 //! of its own.
 use super::shutdown::ASKED_FOR;
 use super::subvolumes::Asker;
-use super::{VolumeHandler, answer, differences, fail, snapshots, subvolumes};
+use super::{VolumeHandler, answer, differences, fail, rollback, snapshots, subvolumes};
 use crate::directory_requests::{self, Request};
 use crate::kernel;
 use crate::protocol::RequestHeader;
@@ -59,6 +59,10 @@ impl VolumeHandler {
                 }
                 Request::Differences(request) => {
                     differences::serve(&volume, &kept, directory, is_privileged, request)
+                }
+                Request::Rollback { name, snapshot } => {
+                    let mount = rollback::Mount { volume: &volume, shown: &shown, keeper: &keeper };
+                    rollback::serve(&mount, directory, &asker, (name, snapshot), &reply)
                 }
                 request => subvolumes::serve(&volume, directory, &asker, request, &reply),
             };

@@ -12,7 +12,7 @@
 //! Locks: none is held here.
 use super::VolumeHandler;
 use super::keeper_requests::{KeeperRequests, Woken};
-use super::snapshots::{SCHEDULE_ATTRIBUTE, stored_schedule, tell_kernel};
+use super::snapshots::{SCHEDULE_ATTRIBUTE, delete_all, stored_schedule, tell_kernel};
 use crate::schedule::{Automatic, Schedule, name_at, time_in_name};
 use crate::transport::Notifier;
 use cairn_engine::{Error, InodeId, SnapshotInfo};
@@ -147,7 +147,10 @@ impl VolumeHandler {
         root: InodeId,
         notifier: Option<&Notifier>,
     ) -> Result<(), Error> {
-        if let Some((newest, _)) = self.automatic_snapshots(subvolume)?.last() {
+        // One of a subvolume whose place this one has taken is not compared.
+        let automatic = self.automatic_snapshots(subvolume)?;
+        let own = automatic.iter().rev().find(|(_, info)| info.subvolume == subvolume);
+        if let Some((newest, _)) = own {
             match self.volume.differs_from_snapshot(root, newest.generation) {
                 Ok(false) => return Ok(()),
                 // It was deleted meanwhile.
@@ -178,15 +181,13 @@ impl VolumeHandler {
         let automatic: Vec<Automatic> = snapshots.iter().map(|(one, _)| *one).collect();
         let goes = kept.schedule.superfluous(&automatic);
         let goes = |(one, info): &&(Automatic, SnapshotInfo)| !info.is_held && goes.contains(one);
-        let (generations, names): (Vec<u64>, Vec<&[u8]>) = snapshots
-            .iter()
-            .filter(goes)
-            .map(|(one, info)| (one.generation, &info.name[..]))
-            .unzip();
-        if generations.is_empty() {
+        let gone: Vec<&SnapshotInfo> =
+            snapshots.iter().filter(goes).map(|(_, info)| info).collect();
+        if gone.is_empty() {
             return Ok(());
         }
-        let deleted = self.volume.delete_snapshots(subvolume, &generations);
+        let names: Vec<&[u8]> = gone.iter().map(|info| &info.name[..]).collect();
+        let deleted = delete_all(&self.volume, gone);
         tell_kernel(&self.volume, &self.snapshots, notifier, kept.root, &names);
         match deleted {
             // A user deletes or holds one of them at the same time.

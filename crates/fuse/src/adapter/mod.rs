@@ -46,6 +46,7 @@ mod periodic;
 #[cfg(test)]
 mod reference_tests;
 mod requests;
+mod rollback;
 mod set_id;
 mod settle;
 mod shutdown;

@@ -120,9 +120,13 @@ impl Ways {
     fn new(volume: &Volume) -> Answer<Self> {
         let mut ways = Self::default();
         for id in volume.snapshotted_subvolumes()? {
-            // What has no name in this mount, or can't be read, is not shown.
-            if let Ok(root) = volume.root_of_subvolume(id) {
-                ways.add(root, |directory| volume.parent(directory).ok());
+            // They stay with the name when a subvolume is rolled back.
+            let later = volume.line_of_subvolume(id)?.into_iter().filter(|other| *other > id);
+            for id in std::iter::once(id).chain(later) {
+                // What has no name in this mount, or can't be read, is not shown.
+                if let Ok(root) = volume.root_of_subvolume(id) {
+                    ways.add(root, |directory| volume.parent(directory).ok());
+                }
             }
         }
         Ok(ways)

@@ -6,12 +6,14 @@ use super::keeper_requests::KeeperRequests;
 use super::snapshot_directories::SnapshotDirectories;
 use super::subvolumes::{Asker, PAGE_BYTES, described, shown_uuid};
 use super::{Answer, RequestFailure};
-use crate::directory_requests::{self, Interval, Snapshot, SnapshotRequest as Request};
+use crate::directory_requests::{
+    self, Interval, Snapshot, SnapshotPlace, SnapshotRequest as Request,
+};
 use crate::schedule::Schedule;
 use crate::transport::{Notifier, Reply};
 use cairn_engine::{Error, FsyncKind, InodeId, SnapshotInfo, Volume, XattrMode};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 const BLOCK_BYTES: u64 = 4096;
 
@@ -52,18 +54,24 @@ pub(super) fn serve(
             tell_kernel(name);
         }
         Request::DeleteIntervals { intervals } => {
-            let (generations, names) = chosen(volume, subvolume, intervals)?;
-            let deleted = volume.delete_snapshots(subvolume, &generations);
+            let chosen = chosen(volume, subvolume, intervals)?;
+            if chosen.iter().any(|info| info.is_held) {
+                return Err(Errno::BUSY.into());
+            }
+            let deleted = delete_all(volume, &chosen);
             // Also of those before one that failed.
-            let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+            let names: Vec<&[u8]> = chosen.iter().map(|info| &info.name[..]).collect();
             self::tell_kernel(volume, shown, notifier.as_ref(), directory, &names);
             deleted.map_err(or_no_snapshot)?;
         }
         Request::Space { intervals } => {
-            let (generations, _) = chosen(volume, subvolume, intervals)?;
-            let blocks = volume.space_of_snapshots(subvolume, &generations);
+            let mut blocks = 0;
+            for (of, generations) in by_subvolume(&chosen(volume, subvolume, intervals)?) {
+                let of_one = volume.space_of_snapshots(of, &generations);
+                blocks += of_one.map_err(or_no_snapshot)?;
+            }
             return Ok(directory_requests::Answer {
-                space_bytes: Some(blocks.map_err(or_no_snapshot)? * BLOCK_BYTES),
+                space_bytes: Some(blocks * BLOCK_BYTES),
                 ..directory_requests::Answer::default()
             });
         }
@@ -83,15 +91,15 @@ pub(super) fn serve(
                 ..directory_requests::Answer::default()
             });
         }
-        Request::List { after, referenced } => {
-            return list(volume, subvolume, *after, *referenced);
+        Request::List { after, after_subvolume, referenced } => {
+            return list(volume, subvolume, (*after, *after_subvolume), *referenced);
         }
     }
     Ok(directory_requests::Answer::default())
 }
 
 /// Another number than that of a missing directory.
-fn or_no_snapshot(error: Error) -> RequestFailure {
+pub(super) fn or_no_snapshot(error: Error) -> RequestFailure {
     if matches!(error, Error::NotFound) { Errno::NODATA.into() } else { error.into() }
 }
 
@@ -105,12 +113,29 @@ pub(super) fn tell_kernel(
 ) {
     shown.note_change();
     let Some(notifier) = notifier else { return };
-    if let Some(node) = shown.known_node(directory) {
-        names.iter().for_each(|name| notifier.invalidate_entry(node.0, name));
+    for directory in showing(volume, directory) {
+        if let Some(node) = shown.known_node(directory) {
+            names.iter().for_each(|name| notifier.invalidate_entry(node.0, name));
+        }
+        for node in shown.known_up_to_root(volume, directory) {
+            notifier.invalidate_data(node.0);
+        }
     }
-    for node in shown.known_up_to_root(volume, directory) {
-        notifier.invalidate_data(node.0);
+}
+
+/// The directory, and if it is the root directory of a subvolume that was rolled back, or that has
+/// the place of one, those of all that may show the same snapshots.
+fn showing(volume: &Volume, directory: InodeId) -> Vec<InodeId> {
+    let line = match volume.subvolume_of(directory) {
+        Ok((id, true)) => volume.line_of_subvolume(id).unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    let mut roots: Vec<InodeId> =
+        line.into_iter().filter_map(|id| volume.root_of_subvolume(id).ok()).collect();
+    if !roots.contains(&directory) {
+        roots.push(directory);
     }
+    roots
 }
 
 /// The schedule of a subvolume stands in an attribute of its root directory that no program sees:
@@ -145,43 +170,69 @@ pub(super) fn stored_schedule(volume: &Volume, directory: InodeId) -> Answer<Opt
     }
 }
 
-/// The generations and names of the snapshots in these intervals.
-fn chosen(
+/// The place of a snapshot among those that a subvolume shows.
+fn place_of(info: &SnapshotInfo) -> SnapshotPlace {
+    (info.generation, info.subvolume)
+}
+
+/// The snapshots in these intervals.
+fn chosen(volume: &Volume, subvolume: u64, intervals: &[Interval]) -> Answer<Vec<SnapshotInfo>> {
+    let mut snapshots = volume.snapshots(subvolume)?;
+    snapshots.retain(|info| intervals.iter().any(|one| one.contains(place_of(info))));
+    Ok(snapshots)
+}
+
+/// The generations of snapshots, by the subvolumes that they are of.
+fn by_subvolume<'s>(
+    snapshots: impl IntoIterator<Item = &'s SnapshotInfo>,
+) -> BTreeMap<u64, Vec<u64>> {
+    let mut found: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    for info in snapshots {
+        found.entry(info.subvolume).or_default().push(info.generation);
+    }
+    found
+}
+
+/// Deletes snapshots, in one commit for each subvolume that they are of.
+pub(super) fn delete_all<'s>(
     volume: &Volume,
-    subvolume: u64,
-    intervals: &[Interval],
-) -> Answer<(Vec<u64>, Vec<Vec<u8>>)> {
-    let snapshots = volume.snapshots(subvolume)?.into_iter();
-    let is_chosen = |info: &SnapshotInfo| intervals.iter().any(|one| one.contains(info.generation));
-    Ok(snapshots.filter(is_chosen).map(|info| (info.generation, info.name)).unzip())
+    snapshots: impl IntoIterator<Item = &'s SnapshotInfo>,
+) -> Result<(), Error> {
+    let all = by_subvolume(snapshots);
+    all.iter().try_for_each(|(of, generations)| volume.delete_snapshots(*of, generations))
 }
 
 /// As many as fit into an answer.
 fn list(
     volume: &Volume,
     subvolume: u64,
-    after: u64,
-    referenced: bool,
+    after: SnapshotPlace,
+    with_referenced: bool,
 ) -> Answer<directory_requests::Answer> {
     let (mut page, mut bytes) = (directory_requests::Answer::default(), 0);
-    let unique: Option<HashMap<u64, u64>> = volume.snapshot_usage(subvolume).ok().map(|usage| {
-        usage.iter().map(|one| (one.generation, one.unique_blocks * BLOCK_BYTES)).collect()
-    });
-    let referenced: HashMap<u64, u64> = if referenced {
-        volume.referenced_by_snapshots(subvolume)?.into_iter().collect()
-    } else {
-        HashMap::new()
-    };
-    for info in volume.snapshots(subvolume)?.into_iter().filter(|info| info.generation > after) {
-        let generation = info.generation;
+    let shown = volume.snapshots(subvolume)?;
+    let (mut unique, mut referenced) = (HashMap::new(), HashMap::new());
+    for of in by_subvolume(&shown).into_keys() {
+        if let Ok(usage) = volume.snapshot_usage(of) {
+            unique.extend(usage.iter().map(|one| ((one.generation, of), one.unique_blocks)));
+        }
+        if with_referenced {
+            let found = volume.referenced_by_snapshots(of)?.into_iter();
+            referenced.extend(found.map(|(generation, blocks)| ((generation, of), blocks)));
+        }
+    }
+    let bytes_of = |blocks: Option<&u64>| blocks.map(|blocks| blocks * BLOCK_BYTES);
+    for info in shown.into_iter().filter(|info| place_of(info) > after) {
+        let place = place_of(&info);
         let snapshot = Snapshot {
             name: info.name,
-            generation,
+            generation: info.generation,
+            subvolume: info.subvolume,
             created_ns: info.created_ns,
             uuid: shown_uuid(&info.uuid),
             is_held: info.is_held,
-            unique_bytes: unique.as_ref().and_then(|all| all.get(&generation).copied()),
-            referenced_bytes: referenced.get(&generation).map(|blocks| blocks * BLOCK_BYTES),
+            unique_bytes: bytes_of(unique.get(&place)),
+            referenced_bytes: bytes_of(referenced.get(&place)),
         };
         bytes += serde_json::to_string(&snapshot).map_err(|_| Errno::IO)?.len() + 1;
         if bytes > PAGE_BYTES && !page.snapshots.is_empty() {

@@ -33,7 +33,7 @@ impl Asker {
     }
 
     /// Whether names in the directory may be changed.
-    fn may_change(&self, directory: &Attributes) -> bool {
+    pub(super) fn may_change(&self, directory: &Attributes) -> bool {
         let shift = if self.uid == directory.uid {
             6
         } else if self.gid == directory.gid || has_group(self.pid, directory.gid) {
@@ -124,7 +124,9 @@ pub(super) fn serve(
             }
             volume.set_default_subvolume(root_of(volume, directory)?)?;
         }
-        Request::Snapshots(_) | Request::Differences(_) => return Err(Errno::INVAL.into()),
+        Request::Rollback { .. } | Request::Snapshots(_) | Request::Differences(_) => {
+            return Err(Errno::INVAL.into());
+        }
     }
     Ok(directory_requests::Answer::default())
 }
@@ -146,7 +148,7 @@ pub(super) fn described(volume: &Volume, id: u64) -> Answer<Subvolume> {
 }
 
 /// A name in the directory has changed.
-fn tell_kernel(reply: &Reply, directory: InodeId, name: &[u8]) {
+pub(super) fn tell_kernel(reply: &Reply, directory: InodeId, name: &[u8]) {
     reply.invalidate_entry(directory.0, name);
     reply.invalidate_attributes(directory.0);
 }
@@ -198,6 +200,7 @@ fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>, forks: u64) -> Subvolume {
         is_default: info.is_default,
         is_being_removed: info.is_dying,
         origin: info.origin,
+        continues: info.continues,
         forks,
     }
 }

@@ -53,8 +53,8 @@ pub(super) fn select<'s>(
 
 /// The interval of some snapshots that follow each other.
 pub(super) fn interval_of(snapshots: &[Snapshot]) -> Option<Interval> {
-    let (first, last) = (snapshots.first()?.generation, snapshots.last()?.generation);
-    Some(Interval { first, last })
+    let place = |snapshot: &Snapshot| (snapshot.generation, snapshot.subvolume);
+    Some(Interval { first: place(snapshots.first()?), last: place(snapshots.last()?) })
 }
 
 #[cfg(test)]
@@ -65,6 +65,7 @@ mod tests {
         let snapshot = |(name, generation): (&&str, u64)| Snapshot {
             name: name.as_bytes().to_vec(),
             generation,
+            subvolume: 256,
             created_ns: 0,
             uuid: String::new(),
             is_held: false,
@@ -79,7 +80,7 @@ mod tests {
         let all = snapshots(&["a", "b", "a..b", "c", "d.", "."]);
         let interval = |given: &str| -> Result<(u64, u64), String> {
             let selected = select(&all, OsStr::new(given))?;
-            let Interval { first, last } = interval_of(selected).unwrap();
+            let Interval { first: (first, _), last: (last, _) } = interval_of(selected).unwrap();
             assert_eq!(selected.len() as u64, last - first + 1);
             Ok((first, last))
         };

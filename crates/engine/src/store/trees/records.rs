@@ -202,9 +202,16 @@ impl<'a> Records<'a> {
         self.trees.has_forks.store(true, Ordering::Release);
     }
 
+    /// The fork `id` has its place in the line that begins with `first`, and may be seen.
+    pub(in crate::store) fn note_continued(&self, id: TreeId, first: TreeId) {
+        self.trees.lines.note_continued(id, first);
+        self.trees.note_formed(id);
+    }
+
     /// The tree of a subvolume is gone.
     pub(in crate::store) fn note_ended(&self, subvolume: &Subvolume) {
         self.trees.opened.lock().retain(|slot| *slot != subvolume.slot);
+        self.trees.lines.note_ended(subvolume.id);
         self.trees.ended.lock().push(subvolume.id);
     }
 

@@ -1,0 +1,98 @@
+//! `cairn rollback`: has a subvolume of a mounted volume become what one of its snapshots holds.
+use crate::mount_error;
+use cairn_fuse::{MountError, subvolumes};
+use cairn_harness::console;
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Have a subvolume become what one of its snapshots holds, at once.
+///
+/// PATH leads to a writable copy of the snapshot then, which shares its blocks. What PATH was
+/// before stands beside it as `PATH~before-rollback-1` (or the next number that is free), with all
+/// that is in it, nested subvolumes too: programs that have files open there, or work there, go on
+/// with it. It is durable when the command returns; after a crash before that, nothing or all of it
+/// has happened. For the owner of the subvolume, root, and the user of the mount.
+///
+/// All snapshots stay with PATH, as a schedule does. So a rollback to another one goes forward
+/// again, and `mv` exchanges the names back. `cairn subvolume delete` removes what is not needed.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    /// Root directory of a subvolume, but not that of the mount.
+    path: PathBuf,
+    /// Name of one of its snapshots.
+    snapshot: OsString,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  cairn rollback /mnt/home before-update
+  cairn diff /mnt/home~before-rollback-1 /mnt/home
+  cairn snapshot list /mnt/home";
+
+/// Runs the command.
+///
+/// # Errors
+/// When it is in no mount of Cairn, or the volume refuses.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let Arguments { path, snapshot } = arguments;
+    let done = subvolumes::rollback(path, snapshot.as_bytes())
+        .map_err(|error| explain(path, snapshot, error))?;
+    let shown = cairn_fsck::shown_path;
+    let mut text = format!(
+        "{} is what the snapshot {} holds; before, it was what is in {} now",
+        shown(path.as_os_str().as_bytes()),
+        shown(snapshot.as_bytes()),
+        shown(done.old.as_os_str().as_bytes())
+    );
+    if done.has_nested {
+        text += "\nother subvolumes are nested there, and stayed there";
+    }
+    console::print_text(&text)
+}
+
+/// What an error means here, and what to do.
+fn explain(path: &Path, snapshot: &OsStr, error: MountError) -> anyhow::Error {
+    let error = match error {
+        MountError::PathUnusable { path, errno } => MountError::Refused { path, errno },
+        error => error,
+    };
+    let MountError::Refused { errno, .. } = error else { return mount_error::explain(error) };
+    let (path, snapshot) = (path.display(), cairn_fsck::shown_path(snapshot.as_bytes()));
+    let reason = match errno {
+        Errno::INVAL | Errno::NOTDIR => format!(
+            "{path} is not the root directory of a subvolume: only subvolumes can be rolled back \
+             (`cairn subvolume list` shows them)"
+        ),
+        Errno::NODATA => {
+            format!("{path} has no snapshot {snapshot}; `cairn snapshot list {path}` shows them")
+        }
+        Errno::BUSY => format!(
+            "{path} is the root of a mount, and no name in it leads there, so it can't be given \
+             another one. Fork the snapshot, and have later mounts show the fork: `cairn fork \
+             {path}/.snapshots/{snapshot} {path}/NEW`, `cairn subvolume set-default {path}/NEW`, \
+             then unmount and mount the volume. `-o subvolume=ID` shows the old one again"
+        ),
+        Errno::NOSPC => {
+            "nothing was changed: the volume is full; remove files, or delete snapshots".to_owned()
+        }
+        Errno::PERM => {
+            format!("{path} is not yours: only its owner and root may roll it back")
+        }
+        Errno::ACCESS => {
+            format!("nothing was changed: names in the directory of {path} are not yours to change")
+        }
+        Errno::MLINK => "no number is left for a subvolume; delete some, then mount the volume \
+                         again"
+            .to_owned(),
+        Errno::PROTO => format!(
+            "the server of {path} is another version of cairn; unmount the volume and mount it \
+             again"
+        ),
+        Errno::ROFS => format!("{path} is mounted read-only, or in a snapshot"),
+        errno => format!("{path}: {errno}"),
+    };
+    anyhow::anyhow!(reason)
+}
