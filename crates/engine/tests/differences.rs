@@ -585,6 +585,18 @@ impl History {
         self.snapshots.push((root, walk(&self.volume, root), touched));
     }
 
+    /// Two answers to one question, also about data that is in memory alone: whether anything
+    /// differs from the newest snapshot, and what.
+    fn ask_whether_it_differs(&self) {
+        let root = self.volume.root();
+        let Some((newest, ..)) = self.snapshots.last() else { return };
+        let made = self.volume.snapshot_with(*newest).unwrap();
+        let differs = self.volume.differs_from_snapshot(root, made).unwrap();
+        let found = self.volume.differences(*newest, root).unwrap();
+        let shown: Vec<String> = found.iter().map(line).collect();
+        assert!(differs || found.is_empty(), "nothing differs, but\n{}", shown.join("\n"));
+    }
+
     /// Everything with everything.
     fn compare(&mut self) {
         let live =
@@ -629,6 +641,9 @@ fn random_histories_differ_as_full_walks_do() {
         let pause = [8, 30, 100][run as usize % 3];
         for step in 0..400 {
             history.change();
+            if history.random.chance(1, 10) {
+                history.ask_whether_it_differs();
+            }
             if history.random.chance(1, pause) {
                 history.take_snapshot();
             }

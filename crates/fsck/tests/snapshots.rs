@@ -2,6 +2,8 @@
 //! middle of histories of random changes, and while what deleted snapshots had is freed.
 mod history;
 
+use cairn_blockdev::BlockDevice;
+use cairn_engine::{DirectoryItem, Error, FileType, InodeId, Volume};
 use cairn_format::TREE_DEAD;
 use cairn_fsck::dump::dump_tree;
 use cairn_fsck::{PassId, Severity};
@@ -73,4 +75,64 @@ fn an_interrupted_cleanup_is_in_order_and_goes_on() {
     assert!(report.findings.iter().all(|finding| finding.severity == Severity::Note), "{report}");
     assert!(!has_cleanup(&*interrupted), "{context}");
     assert!(dump_tree(&*interrupted, TREE_DEAD, None).is_ok());
+}
+
+/// Reads all files below a directory; whether some of it is damaged.
+fn has_damage_below(volume: &Volume, directory: InodeId) -> bool {
+    let mut names = Vec::new();
+    let mut take = |item: DirectoryItem<'_>| {
+        names.push((item.name.to_vec(), item.file_type));
+        true
+    };
+    volume.read_directory(directory, 0, &mut take).unwrap();
+    let is_damaged = |(name, file_type): &(Vec<u8>, FileType)| {
+        let inode = volume.lookup(directory, name).unwrap().inode;
+        match volume.read(inode, 0, 1 << 20, &mut Vec::new()) {
+            _ if *file_type == FileType::Directory => has_damage_below(volume, inode),
+            Err(Error::DataChecksum { .. }) => true,
+            read => read.is_err_and(|error| panic!("{error}")),
+        }
+    };
+    names.iter().any(is_damaged)
+}
+
+/// Damages single blocks of data: what a reader of a subvolume or of a snapshot fails on, a check
+/// finds, whoever else has a part of the extent.
+#[test]
+fn a_check_finds_damaged_data_of_each_snapshot() {
+    const DAMAGES: u64 = 80;
+    let mut noticed = [0, 0];
+    for run in 0..3 {
+        let context = format!("CAIRN_SEED={}, run {run}", seed());
+        let mut history = History::with_forks(seed() * 11 + run, false, 3 * run as usize);
+        history.steps(250);
+        history.volume.close().unwrap();
+        let History { device, mut random, .. } = history;
+        let block = |number: u64| {
+            let mut bytes = vec![0; 4096];
+            device.read(number * 4096, &mut bytes).unwrap();
+            bytes
+        };
+        let may_be_data = |number: &u64| {
+            let is_node = block(number / 4 * 4).starts_with(b"CRNN");
+            !is_node && block(*number).iter().any(|byte| *byte != 0)
+        };
+        let geometry = open(&Arc::new(device.snapshot()), false).superblock().geometry;
+        let blocks: Vec<u64> = geometry.allocatable().range().filter(may_be_data).collect();
+        for _ in 0..DAMAGES {
+            let damaged = blocks[random.below(blocks.len() as u64) as usize];
+            let state = Arc::new(device.snapshot());
+            state.corrupt(damaged * 4096 + 600, 8, 0x55);
+            let report = checked(&*state);
+            let volume = open(&state, false);
+            let is_live = has_damage_below(&volume, volume.root());
+            let all = volume.snapshotted_subvolumes().unwrap();
+            let mut snapshots = all.iter().flat_map(|id| volume.snapshots(*id).unwrap());
+            let is_damaged = is_live || snapshots.any(|info| has_damage_below(&volume, info.root));
+            noticed[usize::from(is_live)] += u64::from(is_damaged);
+            assert!(!is_damaged || report.errors > 0, "{context}, block {damaged}:\n{report}");
+        }
+    }
+    eprintln!("{} blocks of snapshots alone, {} of subvolumes", noticed[0], noticed[1]);
+    assert!(noticed.iter().all(|count| *count > 0), "{noticed:?}");
 }

@@ -1,4 +1,5 @@
 //! What the next cut has to do about snapshots and forks, and the space for it.
+use super::trees::Place;
 use crate::{InodeId, Result};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
@@ -35,6 +36,11 @@ pub(super) struct WantedFork {
 }
 
 impl WantedFork {
+    /// Where its name stands.
+    pub(super) fn place(&self) -> Place {
+        Place { subvolume: self.item.parent, directory: self.item.directory }
+    }
+
     /// Whether its name stands in `id`.
     pub(super) fn is_named_in(&self, id: TreeId) -> bool {
         self.item.parent == id && !self.item.is_dying

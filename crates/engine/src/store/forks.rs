@@ -69,11 +69,11 @@ impl Store {
     pub(super) fn make_requested_forks(&self, generation: Generation) -> Result<()> {
         let wanted = std::mem::take(&mut *self.cut_work.forks.lock());
         let named = wanted.iter().filter(|fork| !fork.item.is_dying);
-        let named_in: Vec<TreeId> = named.map(|fork| fork.item.parent).collect();
+        let places: Vec<Place> = named.map(WantedFork::place).collect();
         for fork in wanted {
-            let (origin, names_none) = self.origin_of(&fork, generation, &named_in)?;
+            let (origin, names_none) = self.origin_of(&fork, generation, &places)?;
             let directories = match fork.source {
-                Source::Head(_, id) => Some(self.directories_with_names(id, &fork)?),
+                Source::Head(_, id) => Some(self.directories_with_names(id, &places)?),
                 Source::Snapshot(_) if names_none => Some(Vec::new()),
                 Source::Snapshot(_) => None,
             };
@@ -97,12 +97,12 @@ impl Store {
     }
 
     /// The snapshot that a fork is made of, which may have to be made, and whether nothing in it
-    /// names a subvolume.
+    /// names a subvolume. At `wanted` stand the names of all forks that the cut makes.
     fn origin_of(
         &self,
         fork: &WantedFork,
         generation: Generation,
-        named_in: &[TreeId],
+        wanted: &[Place],
     ) -> Result<(Origin, bool)> {
         let (slot, id) = match fork.source {
             Source::Head(slot, id) => (slot, id),
@@ -121,7 +121,8 @@ impl Store {
         {
             return Ok((Origin { subvolume: id, generation: made }, item.names_none));
         }
-        let names_none = !named_in.contains(&id) && !records.any_named_in(id)?;
+        let is_named_in = wanted.iter().any(|place| place.subvolume == id);
+        let names_none = !is_named_in && !records.any_named_in(id)?;
         let item = SnapshotItem {
             root: Default::default(),
             created_ns: now_ns(),
@@ -138,17 +139,12 @@ impl Store {
         Ok((Origin { subvolume: id, generation }, names_none))
     }
 
-    /// The directories of `id` in which names of subvolumes stand, and that of the fork.
-    fn directories_with_names(&self, id: TreeId, fork: &WantedFork) -> Result<Vec<InodeNumber>> {
-        let mut directories = Vec::new();
-        if fork.item.parent == id {
-            directories.push(fork.item.directory);
-        }
-        for place in self.trees.places()? {
-            if place.subvolume == id {
-                directories.push(place.directory);
-            }
-        }
+    /// The directories of `id` in which names of subvolumes stand, and those of the forks that the
+    /// cut makes: all of these names are in the origin.
+    fn directories_with_names(&self, id: TreeId, wanted: &[Place]) -> Result<Vec<InodeNumber>> {
+        let all = self.trees.places()?.into_iter().chain(wanted.iter().copied());
+        let here = all.filter(|place| place.subvolume == id);
+        let mut directories: Vec<_> = here.map(|place| place.directory).collect();
         directories.sort_unstable();
         directories.dedup();
         Ok(directories)
