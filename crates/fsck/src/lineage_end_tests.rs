@@ -209,7 +209,8 @@ fn what_has_no_name_is_not_extracted() {
         built.write();
         let reader = TreeReader::open(&built.volume.device, &mut |_| {}).unwrap();
         assert!(reader.findings().is_empty(), "{state}");
-        assert!(reader.subvolumes().all(|id| id != BASE) && reader.subvolumes().count() > 1);
+        assert!(reader.subvolumes().all(|id| id != BASE), "{state}");
+        assert_eq!(reader.subvolumes().count(), 4 - state / 2, "{state}");
     }
 }
 
@@ -228,6 +229,10 @@ fn changed_items_are_found() {
             let mut bytes = item.encode();
             bytes[byte] ^= 1 << bit;
             let Ok(other) = SubvolumeItem::decode(&bytes) else { continue };
+            if other == (SubvolumeItem { names_others: true, ..*item }) {
+                // It may have been removed before names of its origin's subvolumes were.
+                continue;
+            }
             *item = other;
             built.write();
             let report = built.volume.check();
