@@ -1,8 +1,9 @@
 //! The end of a tree that shares nodes: those that only it has are given back, some at a time.
 //!
 //! What its snapshots or its origin have, too, stays, unread: that was born up to its boundary. So
-//! the end costs what was changed since then, however large the tree is. The tree itself isn't changed meanwhile: a *cursor* says how far the work is, and
-//! nodes wholly below it are never read again.
+//! the end costs what was changed since then, however large the tree is. The tree itself isn't
+//! changed meanwhile: a *cursor* says how far the work is, and nodes wholly below it are never read
+//! again.
 //!
 //! Invariant: an inner node is given back together with the last leaf below it, so the way to what
 //! is above the cursor can be read.

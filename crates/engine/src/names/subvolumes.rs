@@ -71,8 +71,8 @@ impl Names {
         loop {
             let glance = self.peek_entry(parent, name)?.ok_or(Error::NotFound)?;
             match self.try_remove_subvolume(parent, name, glance, permits) {
-                // What kept it may have gone between two looks. A fork of it that is wanted keeps it
-                // until a commit has made that.
+                // What kept it may have gone between two looks. A fork of it that is wanted keeps
+                // it until a commit has made that.
                 Err(Error::Busy) if looks.next().is_some() => self.store.commit()?,
                 Ok(true) => return Ok(()),
                 removed => drop(removed?),

@@ -31,7 +31,7 @@
 //! moment that the cursor moves, so they are counted before: what the snapshots have is not read
 //! otherwise.
 //!
-//! Lock discipline: one thread at a time works on a subvolume ([`Turns`]). It holds no lock while
+//! Lock discipline: one thread at a time works on a subvolume (`turns.rs`). It holds no lock while
 //! it waits.
 use super::Store;
 use super::cut_work::Source;
@@ -41,52 +41,9 @@ use super::trees::{Records, Subvolume};
 use crate::Error;
 use crate::{InodeId, Result};
 use cairn_btree::{OwnNodes, Tree};
-use cairn_environment::Rank;
-use cairn_environment::lock::Mutex;
 use cairn_format::{
     DeadRun, Extent, Generation, ItemKind, Key, Origin, SnapshotItem, SubvolumeItem, TreeId,
 };
-use std::collections::BTreeMap;
-
-/// The subvolumes that a thread works on, each with whether another one wanted to meanwhile: then
-/// there may be more to do.
-pub(super) struct Turns(Mutex<BTreeMap<u64, bool>>);
-
-impl Turns {
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(Rank::LEAF, BTreeMap::new()))
-    }
-
-    /// Whether it is the caller's turn; otherwise the thread at work looks once more.
-    fn take(&self, id: TreeId) -> bool {
-        let mut at_work = self.0.lock();
-        let is_taken = at_work.insert(id.0, true).is_some();
-        if !is_taken {
-            at_work.insert(id.0, false);
-        }
-        !is_taken
-    }
-
-    /// Ends the caller's turn, unless another thread wanted one.
-    fn end(&self, id: TreeId) -> bool {
-        let mut at_work = self.0.lock();
-        match at_work.get_mut(&id.0) {
-            Some(is_wanted) if *is_wanted => {
-                *is_wanted = false;
-                false
-            }
-            _ => {
-                at_work.remove(&id.0);
-                true
-            }
-        }
-    }
-
-    /// Ends the caller's turn, which an error or the end of the volume has cut short.
-    fn give_up(&self, id: TreeId) {
-        self.0.lock().remove(&id.0);
-    }
-}
 
 /// What the thread that removes subvolumes does for [`Store::end_lineage`].
 pub(crate) struct Ending<'f> {

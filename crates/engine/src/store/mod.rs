@@ -39,6 +39,7 @@ pub(crate) mod storage_room;
 pub(crate) mod subvolumes;
 pub(crate) mod transaction;
 pub(crate) mod trees;
+mod turns;
 
 use crate::{Error, Result, VolumeOptions};
 use cairn_blockdev::BlockDevice;
@@ -54,13 +55,13 @@ use cut_work::CutWork;
 use discards::Discards;
 use failures::FailureLedger;
 use inode_count::InodeCount;
-use lineage_end::Turns;
 use requests::{CommitSignal, Unpinner};
 use snapshot_counts::SnapshotCounts;
 use std::sync::Arc;
 use storage_room::StorageRoom;
 use transaction::Transactions;
 use trees::{Trees, check_next_inode};
+use turns::Turns;
 
 /// A layer above the store. It takes no lock that is held around a commit, and does not wait.
 pub(crate) trait Observer: Send + Sync {

@@ -54,8 +54,8 @@ impl Volume {
     }
 
     /// Removes a subvolume with everything in it. Durable when this returns; its space comes back
-    /// later, but for what forks of it have, which stays as long as they do. Who uses an inode of it
-    /// gets [`Error::Stale`].
+    /// later, but for what forks of it have, which stays as long as they do. A user of one of its
+    /// inodes gets [`Error::Stale`].
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InvalidArgument`] for what is no subvolume,
