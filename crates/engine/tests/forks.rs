@@ -309,6 +309,10 @@ fn an_interrupted_removal_goes_on() {
         let file = put(&volume, root, &name(number), &[1; 100]);
         volume.forget(file, 1);
     }
+    // A leaf that its name splits stays split.
+    let directory = volume.create(root, b"fork", &DIRECTORY).unwrap().inode;
+    volume.forget(directory, 1);
+    volume.remove_directory(root, b"fork").unwrap();
     let with_files = used(&volume);
     volume.fork(root, root, b"fork").unwrap();
     let fork = volume.lookup(root, b"fork").unwrap().inode;
