@@ -451,15 +451,18 @@ pub const STEPS: &[Step] = &[
         },
     },
     Step {
-        name: "roll s back once more",
-        make: |_, _| vec![Operation::Rollback { path: path(&[S]), snapshot: Y }],
+        name: "snapshot s, roll s back twice",
+        make: |_, _| {
+            let rollback = || Operation::Rollback { path: path(&[S]), snapshot: Y };
+            vec![snapshot_of_s(), rollback(), rollback()]
+        },
     },
     Step {
         name: "snapshot s, overwrite s/b, roll s back, overwrite and fsync s/b in both",
         make: |_, tag| {
             let old = Name(Name::BEFORE_ROLLBACK + S.0);
             vec![
-                Operation::CreateSnapshot { of: Subvolume::At(path(&[S])), name: Y },
+                snapshot_of_s(),
                 write(&[S, B], 100, 5000, later(tag, 1)),
                 Operation::Rollback { path: path(&[S]), snapshot: Y },
                 write(&[S, B], 200, 3000, later(tag, 3)),
@@ -470,10 +473,12 @@ pub const STEPS: &[Step] = &[
         },
     },
     Step {
-        name: "roll s-before-rollback back, remove s",
+        name: "snapshot s, roll s back, and what it was, remove s",
         make: |_, _| {
             let old = Name(Name::BEFORE_ROLLBACK + S.0);
             vec![
+                snapshot_of_s(),
+                Operation::Rollback { path: path(&[S]), snapshot: Y },
                 Operation::Rollback { path: path(&[old]), snapshot: Y },
                 Operation::RemoveSubvolume { path: path(&[S]) },
             ]
@@ -526,6 +531,10 @@ pub const STEPS: &[Step] = &[
     Step { name: "commit", make: |_, _| vec![Operation::Commit] },
     Step { name: "trim", make: |_, _| vec![Operation::Trim] },
 ];
+
+fn snapshot_of_s() -> Operation {
+    Operation::CreateSnapshot { of: Subvolume::At(path(&[S])), name: Y }
+}
 
 /// What makes the tree.
 pub fn setup() -> Vec<Operation> {
@@ -580,38 +589,5 @@ pub fn operations(steps: &[Step], model: &Model, done: usize) -> Vec<Operation> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::Layout;
-    use std::collections::BTreeSet;
-
-    #[test]
-    fn every_sequence_has_a_number() {
-        let names =
-            |length, number| steps(length, number).iter().map(|step| step.name).collect::<Vec<_>>();
-        let all: BTreeSet<_> = (0..count(2)).map(|number| names(2, number)).collect();
-        assert_eq!(all.len() as u64, count(2));
-        assert!(all.contains(&vec!["unlink a", "fsync d"]));
-        assert_eq!(names(3, count(3) - 1), ["trim"; 3]);
-    }
-
-    #[test]
-    fn each_step_is_possible_on_the_tree_or_made_so_by_another() {
-        let mut start = Model::new(Layout::Alone);
-        for operation in setup() {
-            assert!(start.apply(&operation).0.is_ok(), "{operation:?}");
-        }
-        let succeeds = |number| {
-            let sequence = steps(2, number);
-            let mut model = start.clone();
-            operations(&sequence, &start, 7)
-                .iter()
-                .map(|operation| model.apply(operation).0)
-                .all(|outcome| outcome.is_ok())
-        };
-        let last = |number: u64| number / STEPS.len() as u64;
-        let possible: BTreeSet<u64> =
-            (0..count(2)).filter(|number| succeeds(*number)).map(last).collect();
-        assert_eq!(possible.len(), STEPS.len());
-    }
-}
+#[path = "systematic_tests.rs"]
+mod tests;

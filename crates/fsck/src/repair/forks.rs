@@ -5,7 +5,7 @@
 //!   becomes a hole.
 //! - A fork whose origin can't stay becomes a subvolume of its own, with all that it has.
 //! - A hidden snapshot stays only if a fork needs it.
-//! - A fork in which nothing changes keeps its tree ([`unchanged`](super::kept_trees::unchanged)): a new one would share no nodes
+//! - A fork in which nothing changes keeps its tree (`kept_trees`): a new one would share no nodes
 //!   with its origin.
 use super::gather::GatheredTrees;
 use crate::checker::Checker;

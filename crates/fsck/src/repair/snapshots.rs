@@ -292,11 +292,20 @@ impl References {
             }
             numbers.insert(item.number);
         }
+        // Those that continue the same subvolume show each other's snapshots. Origins have lower ids.
+        let mut firsts: BTreeMap<TreeId, TreeId> = BTreeMap::new();
+        for (&id, item) in subvolumes.iter().flatten().filter(|(_, item)| item.continues) {
+            if let Some(origin) = item.origin {
+                let first = firsts.get(&origin.subvolume).copied();
+                firsts.insert(id, first.unwrap_or(origin.subvolume));
+            }
+        }
         let (mut items, mut names) = (Vec::new(), BTreeSet::new());
         let mut lists: BTreeMap<(TreeId, Generation), u64> = BTreeMap::new();
         for (&(id, generation), KeptSnapshot { item, .. }) in &self.snapshots {
             let mut item = item.clone();
-            while !item.is_hidden && !names.insert((id, item.name.clone())) {
+            let first = firsts.get(&id).copied().unwrap_or(id);
+            while !item.is_hidden && !names.insert((first, item.name.clone())) {
                 let suffix = format!(".{generation}").into_bytes();
                 item.name.truncate(SnapshotItem::NAME_BYTES_MAX - suffix.len());
                 item.name.extend(suffix);

@@ -287,5 +287,5 @@ fn a_connection_may_be_cut_while_the_device_is_read() {
     assert!(rustix::mount::unmount(mounted.root(), UnmountFlags::FORCE).is_err());
     readers.into_iter().for_each(|reader| reader.join().unwrap());
     drop(open);
-    mounted.unmount();
+    mounted.unmount_after_cut();
 }

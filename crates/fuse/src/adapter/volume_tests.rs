@@ -2,7 +2,7 @@
 use crate::kernel::mapping::Mapping;
 use crate::session_tests::can_mount;
 use crate::tiny_file_system::{options_of_tests, unmount_soon};
-use crate::{MountOptions, Unmounter, XATTR_STATISTICS, find_mount, mount};
+use crate::{MountOptions, SessionError, Unmounter, XATTR_STATISTICS, find_mount, mount};
 use cairn_blockdev::{BlockDevice, FileDevice, OpenMode};
 use cairn_engine::{Volume, VolumeOptions, mkfs};
 use cairn_environment::clock;
@@ -38,7 +38,7 @@ fn volume_options(read_only: bool) -> VolumeOptions {
 
 pub struct MountedImage {
     unmounter: Unmounter,
-    server: Option<JoinHandle<()>>,
+    server: Option<JoinHandle<Result<(), SessionError>>>,
     directory: TempDir,
     forwards_sync: bool,
 }
@@ -71,7 +71,7 @@ impl MountedImage {
         let (image, mountpoint) = (directory.path().join("image"), directory.path().join("mnt"));
         let mounted = mount(volume, &image, &mountpoint, options).unwrap();
         let (unmounter, forwards_sync) = (mounted.unmounter(), mounted.forwards_sync());
-        let server = Some(thread::spawn("mounted", move || mounted.run().unwrap()));
+        let server = Some(thread::spawn("mounted", move || mounted.run()));
         Self { unmounter, server, directory, forwards_sync }
     }
     pub fn path(&self, name: &str) -> PathBuf {
@@ -83,17 +83,24 @@ impl MountedImage {
     /// Unmounts and returns the directory with the image.
     pub fn unmount(mut self) -> TempDir {
         unmount_soon(&self.unmounter);
-        self.server.take().unwrap().join().unwrap();
+        self.server.take().unwrap().join().unwrap().unwrap();
         assert_eq!(find_mount(&self.root()).unwrap(), None);
         let other = tempfile::Builder::new().prefix("cairn-fuse-test-").tempdir().unwrap();
         std::mem::replace(&mut self.directory, other)
+    }
+    /// As [`Self::unmount`], once the connection was cut: the server may have noticed that first.
+    pub fn unmount_after_cut(mut self) {
+        unmount_soon(&self.unmounter);
+        let ended = self.server.take().unwrap().join().unwrap();
+        assert!(matches!(ended, Ok(()) | Err(SessionError::Aborted(_))), "{ended:?}");
+        assert_eq!(find_mount(&self.root()).unwrap(), None);
     }
     pub fn remount(self, options: &MountOptions) -> Self {
         Self::mount(self.unmount(), options)
     }
     /// The content of a file of the root directory, after another program unmounted.
     fn after_unmount(mut self, name: &str) -> Option<Vec<u8>> {
-        self.server.take().unwrap().join().unwrap();
+        self.server.take().unwrap().join().unwrap().unwrap();
         self.after_crash(name)
     }
     /// The content of a file of the root directory after a crash now.
