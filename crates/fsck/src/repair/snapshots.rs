@@ -292,7 +292,7 @@ impl References {
             }
             numbers.insert(item.number);
         }
-        // Those that continue the same subvolume show each other's snapshots. Origins have lower ids.
+        // Those that continue the same one show each other's snapshots. Origins have lower ids.
         let mut firsts: BTreeMap<TreeId, TreeId> = BTreeMap::new();
         for (&id, item) in subvolumes.iter().flatten().filter(|(_, item)| item.continues) {
             if let Some(origin) = item.origin {
