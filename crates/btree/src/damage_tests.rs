@@ -236,7 +236,7 @@ fn change_first_keys(volume: &TestVolume, pointer: NodePointer) -> u64 {
     let mut node = node_at(volume, pointer.block);
     let Some(level) = node.level().checked_sub(1) else { return 0 };
     let before_second = |key: Key| Key { inode: key.inode - 1, offset: u64::MAX, ..key };
-    let first = if node.count() % 2 == 0 { Key::MIN } else { before_second(node.key(1)) };
+    let first = if node.count().is_multiple_of(2) { Key::MIN } else { before_second(node.key(1)) };
     node.set_key(0, first);
     write(volume, pointer.block, node.seal());
     let children = (0..node.count()).map(|index| {
