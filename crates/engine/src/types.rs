@@ -262,3 +262,70 @@ impl Changes {
         self != Self::default()
     }
 }
+
+/// Which side wins where a fork and what it came from have both changed the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Winner {
+    /// None: nothing is applied.
+    #[default]
+    Neither,
+    /// The fork.
+    Fork,
+    /// What it came from.
+    Origin,
+}
+
+/// What came of [`Volume::apply`](crate::Volume::apply).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Apply {
+    /// All of it is done, and durable.
+    Done(Applied),
+    /// Nothing was changed, because of these, by path.
+    Conflicts(Vec<Conflict>),
+}
+
+/// What was applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// Root directory of the subvolume that has changed.
+    pub target: InodeId,
+    /// Names that came or went there, with their directories.
+    pub names: Vec<(InodeId, Vec<u8>)>,
+    /// Files and directories of it of which data, attributes or entries have changed, or that are
+    /// gone.
+    pub inodes: Vec<InodeId>,
+}
+
+/// What a fork and the subvolume that it came from have both changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// Path below the root directory, which itself is `.`: in the fork, or if that lacks it, in the
+    /// other one.
+    pub path: Vec<u8>,
+    /// What it is.
+    pub kind: ConflictKind,
+}
+
+/// The kinds of conflicts at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConflictKind {
+    /// Both have changed it, in different ways.
+    BothChanged,
+    /// The fork has changed it, and the other one has removed it.
+    RemovedInOrigin,
+    /// The fork has removed it, and the other one has changed it.
+    RemovedInFork,
+    /// Both have made something else with this name.
+    BothNamed,
+    /// Both have given it another name, or moved it.
+    BothMoved,
+    /// A directory would stand below itself.
+    Loop,
+}
+
+impl ConflictKind {
+    /// Whether [`Winner`] may decide it.
+    pub fn can_be_decided(self) -> bool {
+        !matches!(self, Self::BothMoved | Self::Loop)
+    }
+}

@@ -1,4 +1,5 @@
 //! Names: directories and their entries, the operations that change them, and paths.
+mod apply;
 mod differences;
 pub(crate) mod directory;
 pub(crate) mod entries;

@@ -2,7 +2,7 @@
 use super::Volume;
 use crate::names::entries::check_name;
 use crate::store::snapshots::is_temporary_name;
-use crate::types::{Attributes, Difference};
+use crate::types::{Apply, Attributes, Difference, Winner};
 use crate::{Error, InodeId, Result, Rollback, RollbackOptions, SnapshotInfo, SnapshotUsage};
 
 /// Snapshots: subvolumes as they were, to read.
@@ -256,6 +256,28 @@ impl Volume {
     /// the volume, if a snapshot has to be made; [`Error::Damaged`], [`Error::Device`].
     pub fn differences(&self, old: InodeId, new: InodeId) -> Result<Vec<Difference>> {
         self.names().differences(old, new)
+    }
+
+    /// The root directory of the subvolume that a fork came from, or of what has its place since it
+    /// was rolled back: [`Volume::apply`] changes it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what is no root directory of a fork; [`Error::NotFound`] if
+    /// the subvolume is gone.
+    pub fn origin_of_fork(&self, fork: InodeId) -> Result<InodeId> {
+        self.names().origin_of_fork(fork)
+    }
+
+    /// Applies what has changed in a fork since it was made to the subvolume that it came from,
+    /// which may have changed, too: all of it or nothing, also after a crash. Durable when this
+    /// returns.
+    ///
+    /// # Errors
+    /// As of [`Volume::origin_of_fork`]; [`Error::Busy`] if the subvolume changes all the time;
+    /// [`Error::NoSpace`]; the failure that stopped the volume; [`Error::Damaged`],
+    /// [`Error::Device`], [`Error::DataChecksum`].
+    pub fn apply(&self, fork: InodeId, winner: Winner) -> Result<Apply> {
+        self.names().apply(fork, winner)
     }
 
     /// Deletes a subvolume's own snapshots that these transactions made, in one commit, as
