@@ -307,7 +307,7 @@ pub struct Conflict {
 }
 
 /// The kinds of conflicts at a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConflictKind {
     /// Both have changed it, in different ways.
     BothChanged,

@@ -253,7 +253,7 @@ impl Files {
         known(blocks.start) && (blocks.end <= blocks.start + 1 || known(blocks.end - 1))
     }
 
-    fn read_verified(
+    pub(super) fn read_verified(
         &self,
         inode: InodeId,
         file_block: FileBlock,

@@ -28,6 +28,7 @@ pub(crate) mod read;
 mod reclaim;
 pub(crate) mod removal_queue;
 mod snapshots;
+pub(crate) mod staged;
 mod subvolumes;
 pub(crate) mod sync;
 mod temporary_snapshots;

@@ -54,7 +54,7 @@ struct Frozen {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     /// Only if something changed.
     Ordinary,
     /// In any case: makes this mount's log epoch durable.
@@ -97,8 +97,13 @@ impl Store {
         if kind == Kind::Ordinary && nothing_to_do() {
             return Ok(());
         }
+        self.finish_commit(&mut commit, kind)
+    }
+
+    /// Commits the transaction that nobody has joined any more.
+    pub(super) fn finish_commit(&self, commit: &mut Commit<'_>, kind: Kind) -> Result<()> {
         // A panic is a failure, too: the waiters get an error.
-        let result = catch_unwind(AssertUnwindSafe(|| self.run_commit(&mut commit, kind)));
+        let result = catch_unwind(AssertUnwindSafe(|| self.run_commit(commit, kind)));
         // The right to commit is still held: a later transaction refers to what this one could not
         // write.
         match &result {

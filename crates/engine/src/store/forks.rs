@@ -164,6 +164,29 @@ impl Store {
         Ok(id)
     }
 
+    /// The snapshot that the fork with the root directory `fork` began as, and the root directory of
+    /// the subvolume that this was made of, or of the one that has its place.
+    pub(crate) fn origin_of_fork(&self, fork: InodeId) -> Result<(Origin, InodeId)> {
+        let of = self.trees.subvolume(fork)?;
+        if of.snapshot.is_some() {
+            return Err(Error::InvalidArgument("a snapshot"));
+        }
+        of.check_alive()?;
+        let first = self.trees.first_of_line(of.id)?;
+        let records = self.trees.lock_records();
+        let item = records.find(first)?;
+        let origin = item.and_then(|item| item.origin);
+        let origin = origin.ok_or(Error::InvalidArgument("the subvolume is not a fork"))?;
+        // Each rollback puts a newer one into the place.
+        for id in self.trees.line_of(origin.subvolume)?.into_iter().rev() {
+            let is_there = records.find(id)?.is_some_and(|item| !item.is_nameless());
+            if is_there && !self.trees.is_forming(id) {
+                return Ok((origin, InodeId::root_of(self.trees.slot_of(id)?)));
+            }
+        }
+        Err(Error::NotFound)
+    }
+
     /// Returns when a fork is durable, and known. Nobody sees it yet.
     pub(crate) fn wait_for_fork(&self, forming: &Forming) -> Result<Formed> {
         let formed = loop {

@@ -105,16 +105,7 @@ impl Store {
             let reservation = self.reserve_where(Request { data_blocks, nodes }, effort, keeps)?;
             let handle = self.transactions.join()?;
             if nodes_now() <= nodes {
-                return Ok(Operation {
-                    store: self,
-                    subvolume,
-                    other: None,
-                    batch: Batch::new(),
-                    changed: false,
-                    reservation,
-                    worst_case_nodes: nodes,
-                    handle,
-                });
+                return Ok(Operation::new(self, subvolume, reservation, handle));
             }
             // The tree grew by a level meanwhile, which is rare: reserving for it each time would
             // cost more than this.
@@ -162,7 +153,12 @@ impl Store {
     }
 
     /// As [`Store::reserve`]; `keeps`: others have what is removed.
-    fn reserve_where(&self, request: Request, effort: Effort, keeps: bool) -> Result<Reservation> {
+    pub(super) fn reserve_where(
+        &self,
+        request: Request,
+        effort: Effort,
+        keeps: bool,
+    ) -> Result<Reservation> {
         let removal = if keeps { Urgency::RemovalKept } else { Urgency::Removal };
         if matches!(effort, Effort::Ordinary | Effort::Name) {
             self.check_storage_room()?;
@@ -197,6 +193,17 @@ impl Store {
 }
 
 impl<'v> Operation<'v> {
+    pub(super) fn new(
+        store: &'v Store,
+        subvolume: &'v Subvolume,
+        reservation: Reservation,
+        handle: Handle<'v>,
+    ) -> Self {
+        let (batch, worst_case_nodes) = (Batch::new(), reservation.nodes());
+        let (other, changed) = (None, false);
+        Self { store, subvolume, other, batch, changed, reservation, worst_case_nodes, handle }
+    }
+
     pub(super) fn store(&self) -> &'v Store {
         self.store
     }
@@ -228,7 +235,7 @@ impl<'v> Operation<'v> {
     }
 
     /// Something changes that the log does not know: see [`Batch::need_commit`].
-    pub(super) fn note_unlogged_change(&mut self) {
+    pub(crate) fn note_unlogged_change(&mut self) {
         self.changed = true;
         self.batch.need_commit();
     }

@@ -113,6 +113,18 @@ impl Commit<'_> {
         self.generation
     }
 
+    /// Joins as the only one, before the cut.
+    pub(crate) fn join_alone(&self) -> Handle<'_> {
+        let mut state = self.transactions.state.lock();
+        assert_eq!(
+            (state.phase, state.joined),
+            (Phase::CommitDoing, 0),
+            "only before the cut nobody else is joined"
+        );
+        state.joined = 1;
+        Handle { transactions: self.transactions, generation: self.generation }
+    }
+
     /// After the cut: the next transaction runs.
     pub(crate) fn unblock(&mut self) {
         self.leave_the_cut(Phase::Unblocked);

@@ -24,8 +24,9 @@ use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_format::{
-    BlockRange, FormatError, Generation, Geometry, INODE_FIRST, InodeNumber, Key, NodePointer,
-    RootItem, Structure, SubvolumeItem, Superblock, TREE_DEAD, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
+    BlockRange, FormatError, Generation, Geometry, INODE_FIRST, InodeNumber, ItemKind, Key,
+    NodePointer, Origin, RootItem, SnapshotItem, Structure, SubvolumeItem, Superblock, TREE_DEAD,
+    TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
 };
 use cairn_space::{Boundary, Space};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -417,6 +418,18 @@ impl Trees {
             None => (&self.cache, subvolume.tree().root()),
         };
         Ok(Tree::open_shared(cache.clone(), self.space.clone(), id, root, boundary))
+    }
+
+    /// The tree of files of a snapshot, also of one without a name. It is there as long as a fork
+    /// of it is.
+    pub(crate) fn tree_of_snapshot(&self, snapshot: Origin) -> Result<Tree> {
+        let Origin { subvolume: id, generation } = snapshot;
+        let records = self.records.get().ok_or(Error::Stale)?;
+        let value = records.tree.get(&Key::of_subvolume(id, ItemKind::Snapshot, generation))?;
+        let item = SnapshotItem::decode(&value.ok_or(Error::Stale)?)?;
+        let boundary = Arc::new(Boundary::default().of_fork(self.recorded_origin(id)?));
+        let (cache, space) = (self.snapshot_cache.clone(), self.space.clone());
+        Ok(Tree::open_shared(cache, space, id, item.root, boundary))
     }
 
     /// Shows `look` the tree of files of a subvolume, which is not opened for it.

@@ -49,9 +49,10 @@ impl Lineage {
         Self { counted_elsewhere, cursor: item.cursor, ..of }
     }
 
-    /// Whether what was born then is counted in another tree.
+    /// Whether what was born then is counted in another tree. A birth may be 0 by damage, and is
+    /// then as good as 1, also for the engine.
     pub(crate) fn is_counted_elsewhere(&self, birth: Generation) -> bool {
-        birth <= self.counted_elsewhere
+        birth.max(Generation(1)) <= self.counted_elsewhere
     }
 
     /// Whether the superblock's number of inodes has those of the tree.

@@ -1,16 +1,267 @@
-//! Applies what has changed in a fork to the subvolume that it came from.
+//! Applies what has changed in a fork to the subvolume that it came from, which may have changed,
+//! too: a merge of two trees that have a third one in common, by inode.
+//!
+//! 1. Of both a temporary snapshot is made. Each is compared with the snapshot that the fork began
+//!    as ([`changes`]), in proportion to what differs.
+//! 2. What both have changed is a conflict, unless it is the same now, or one side wins
+//!    ([`merge`]). With conflicts left nothing is done.
+//! 3. The data that files get is copied into free blocks ([`staged`](crate::file::staged)). *A
+//!    crash: they are free.*
+//! 4. All is done by one operation that nobody else joins ([`execute`]), and a commit. *A crash
+//!    before its superblock: nothing of it has happened. After it: all of it.* If the subvolume has
+//!    changed since its snapshot in what matters, all begins again with a new one.
+//!
+//! Files keep their inode numbers, so a second application finds nothing to do. Subvolumes that are
+//! nested in either are left out, and so is preallocated space.
+//!
+//! Lock discipline: the root directories of the snapshots are locked, shared, while the trees are
+//! compared, so that a deletion of one waits.
+mod changes;
+mod execute;
+mod merge;
+
 use super::Names;
-use crate::types::{Apply, Winner};
+use super::differences::gathered::{Entry, Side};
+use super::differences::paths::Paths;
+use crate::store::operation::Operation;
+use crate::types::{Applied, Apply, Conflict, ConflictKind, Winner};
 use crate::{Error, InodeId, Result};
+use cairn_btree::Tree;
+use cairn_format::{FileBlock, FileType, Generation, INODE_ROOT, InodeItem, InodeNumber, ItemKind};
+use changes::{DataChange, InodeChange, SideChanges, is_directory};
+use execute::{Application, Content, Outcome};
+use merge::{Found, Merge, Merging, Subject};
+use std::collections::BTreeMap;
+
+/// Times that all begins again because the origin has changed.
+const TRIES: usize = 16;
+/// Bytes of two files that are compared at a time.
+const COMPARED_BYTES: usize = 1 << 20;
+
+/// Three states that have one history.
+#[derive(Clone, Copy)]
+struct Sides<'a> {
+    base: Side<'a>,
+    fork: Side<'a>,
+    origin: Side<'a>,
+    /// When the fork began.
+    began: Generation,
+}
 
 impl Names {
     /// The root directory of the subvolume that a fork came from, or of what has its place.
-    pub(crate) fn origin_of_fork(&self, _fork: InodeId) -> Result<InodeId> {
-        Err(Error::InvalidArgument("not yet"))
+    pub(crate) fn origin_of_fork(&self, fork: InodeId) -> Result<InodeId> {
+        if !fork.is_subvolume_root() {
+            return Err(Error::InvalidArgument("not the root directory of a subvolume"));
+        }
+        self.files.enter(fork)?;
+        Ok(self.store.origin_of_fork(fork)?.1)
     }
 
-    /// Applies the changes of a fork.
-    pub(crate) fn apply(&self, _fork: InodeId, _winner: Winner) -> Result<Apply> {
-        Err(Error::InvalidArgument("not yet"))
+    /// Applies the changes of the fork with this root directory.
+    pub(crate) fn apply(&self, fork: InodeId, winner: Winner) -> Result<Apply> {
+        let target = self.origin_of_fork(fork)?;
+        self.store.check_writable()?;
+        self.files.enter(target)?;
+        let (began, _) = self.store.origin_of_fork(fork)?;
+        let changed = self.files.unchanging(fork)?;
+        let base = self.store.trees.tree_of_snapshot(began)?;
+        for _ in 0..TRIES {
+            let seen = self.files.unchanging(target)?;
+            let roots = [changed.root(), seen.root()];
+            let applied = self.try_apply(&base, began.generation, roots, target, winner)?;
+            drop(seen);
+            if let Some(applied) = applied {
+                return Ok(applied);
+            }
+        }
+        Err(Error::Busy)
     }
+
+    /// Nothing if the origin has changed in what matters.
+    fn try_apply(
+        &self,
+        base: &Tree,
+        began: Generation,
+        [fork, seen]: [InodeId; 2],
+        target: InodeId,
+        winner: Winner,
+    ) -> Result<Option<Apply>> {
+        let base = Side { store: &*self.store, tree: base, root: target };
+        let (sides, theirs, ours) = {
+            let [first, second] =
+                [fork.min(seen), fork.max(seen)].map(|root| self.files.inodes.get(root));
+            let _first = self.files.read_inode_in_use(&first)?;
+            let _second = self.files.read_inode_in_use(&second)?;
+            let side = |root| Side { store: &*self.store, tree: self.store.trees.of(root), root };
+            let sides = Sides { base, fork: side(fork), origin: side(seen), began };
+            let theirs = SideChanges::between(base, sides.fork)?;
+            (sides, theirs, SideChanges::between(base, sides.origin)?)
+        };
+        let changes = theirs.inodes.clone();
+        let is_same = |number, their: &InodeChange, our: &InodeChange| {
+            self.is_same_now(sides, number, their, our)
+        };
+        let merging = Merging::new(theirs, &ours, &is_same)?;
+        let parent = |number| {
+            let item = sides.origin.inode_item(number).ok().flatten();
+            item.filter(is_directory).map(|item| InodeNumber(item.parent))
+        };
+        let (merge, conflicts) = merging.merge(winner, &parent);
+        if !conflicts.is_empty() {
+            return Ok(Some(Apply::Conflicts(self.shown(sides, conflicts)?)));
+        }
+        if merge.entries.is_empty() && merge.inodes.is_empty() {
+            let (names, inodes) = (Vec::new(), Vec::new());
+            return Ok(Some(Apply::Done(Applied { target, names, inodes })));
+        }
+        let (contents, data_items) = self.contents(sides, &merge, &changes)?;
+        let application = Application { target, seen: sides.origin, merge: &merge, contents };
+        let items = application.items(data_items);
+        let work = |operation: &mut Operation<'_>| self.execute(operation, &application);
+        Ok(match self.store.alone(target, items, work)? {
+            None => None,
+            Some(Outcome::Done(applied, orphans)) => {
+                orphans.into_iter().for_each(|inode| self.files.reap_if_unused(inode));
+                Some(Apply::Done(applied))
+            }
+            Some(Outcome::InUse(directories)) => {
+                let kind = ConflictKind::RemovedInFork;
+                let found = directories.into_iter().map(|inode| (Subject::Inode(inode), kind));
+                Some(Apply::Conflicts(self.shown(sides, found.collect())?))
+            }
+        })
+    }
+
+    /// What the inodes get that the merge names, with their data copied, and how many items the
+    /// data changes.
+    fn contents<'a>(
+        &'a self,
+        sides: Sides<'a>,
+        merge: &Merge,
+        changes: &'a BTreeMap<InodeNumber, InodeChange>,
+    ) -> Result<(BTreeMap<InodeNumber, Content<'a>>, u64)> {
+        let (mut contents, mut data_items) = (BTreeMap::new(), 0);
+        for (number, is_whole) in &merge.inodes {
+            let Some(change) = changes.get(number) else { continue };
+            let Some(item) = change.after else { continue };
+            let is_whole = *is_whole && !change.is_new();
+            let fork = sides.fork.root.sibling(*number);
+            let mut items = change.items.clone();
+            let mut data = DataChange::of(change, sides.began);
+            let mut extents = change.old_extents.len();
+            if is_whole {
+                items.clear();
+                for (side, is_fork) in [(sides.origin, false), (sides.fork, true)] {
+                    for kind in [ItemKind::Xattr, ItemKind::XattrPart] {
+                        for found in side.tree.range(fork.keys(kind)) {
+                            let (key, value) = found?;
+                            items.insert(key, is_fork.then_some(value));
+                        }
+                    }
+                }
+                let all = FileBlock::FIRST..FileBlock::END;
+                let origin = sides.origin.root.sibling(*number);
+                extents = self.files.extents_in(origin, all.clone(), usize::MAX)?.len();
+                let copied = self.files.extents_in(fork, all.clone(), usize::MAX)?;
+                data = DataChange { dropped: vec![all], copied };
+            }
+            let staged = self.files.stage(fork, &data.copied)?;
+            data_items += data.items(extents, staged.len());
+            let dropped = data.dropped;
+            contents.insert(*number, Content { change, item, items, dropped, staged });
+        }
+        Ok((contents, data_items))
+    }
+
+    /// Whether an inode that both sides have changed is the same on both.
+    fn is_same_now(
+        &self,
+        sides: Sides<'_>,
+        number: InodeNumber,
+        their: &InodeChange,
+        our: &InodeChange,
+    ) -> Result<bool> {
+        let (Some(their), Some(our)) = (their.after, our.after) else { return Ok(false) };
+        if changes::essence(&their) != changes::essence(&our) {
+            return Ok(false);
+        }
+        let [fork, origin] = [sides.fork, sides.origin].map(|side| side.root.sibling(number));
+        for kind in [ItemKind::Xattr, ItemKind::XattrPart, ItemKind::Symlink] {
+            let [theirs, ours] = [sides.fork, sides.origin].map(|side| {
+                let items = side.tree.range(fork.keys(kind));
+                items.collect::<std::result::Result<Vec<_>, _>>()
+            });
+            if theirs? != ours? {
+                return Ok(false);
+            }
+        }
+        if FileType::from_mode(their.mode) != Some(FileType::Regular) {
+            return Ok(true);
+        }
+        self.has_same_data([fork, origin], &their)
+    }
+
+    fn has_same_data(&self, files: [InodeId; 2], item: &InodeItem) -> Result<bool> {
+        let mut buffers = [vec![0; COMPARED_BYTES], vec![0; COMPARED_BYTES]];
+        let mut at = 0;
+        while at < item.size {
+            let mut counts = [0; 2];
+            for ((file, buffer), count) in files.iter().zip(&mut buffers).zip(&mut counts) {
+                *count = self.files.read_into(*file, at, buffer)?;
+            }
+            let [count, other] = counts;
+            if count == 0 || count != other || buffers[0][..count] != buffers[1][..count] {
+                return Ok(false);
+            }
+            at += count as u64;
+        }
+        Ok(true)
+    }
+
+    /// Conflicts with their paths, by path.
+    fn shown(&self, sides: Sides<'_>, found: Vec<Found>) -> Result<Vec<Conflict>> {
+        let none: &[Entry] = &[];
+        let mut conflicts = Vec::new();
+        for (subject, kind) in found {
+            let mut path = None;
+            for side in [sides.fork, sides.origin, sides.base] {
+                path = match &subject {
+                    Subject::Entry((directory, name)) => match side.inode_item(*directory)? {
+                        Some(item) if item.links > 0 => {
+                            Some(Paths::new(side, none).of_entry(*directory, name)?)
+                        }
+                        _ => None,
+                    },
+                    Subject::Inode(inode) => path_of(side, *inode)?,
+                };
+                if path.is_some() {
+                    break;
+                }
+            }
+            let path = path.unwrap_or_else(|| b"?".to_vec());
+            conflicts.push(Conflict { path, kind });
+        }
+        conflicts.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+        conflicts.dedup();
+        Ok(conflicts)
+    }
+}
+
+/// A path of an inode that this side has.
+fn path_of(side: Side<'_>, inode: InodeNumber) -> Result<Option<Vec<u8>>> {
+    let Some(item) = side.inode_item(inode)?.filter(|item| item.links > 0) else {
+        return Ok(None);
+    };
+    if inode == INODE_ROOT {
+        return Ok(Some(b".".to_vec()));
+    }
+    let mut paths = Paths::new(side, &[]);
+    if is_directory(&item) {
+        let path = paths.of_directory(inode)?;
+        return Ok(Some(path.strip_suffix(b"/").unwrap_or(path).to_vec()));
+    }
+    let names = paths.names_of(BTreeMap::from([(inode, 1)]))?;
+    let Some((_, directory, name)) = names.into_iter().next() else { return Ok(None) };
+    paths.of_entry(directory, &name).map(Some)
 }

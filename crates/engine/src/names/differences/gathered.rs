@@ -11,33 +11,33 @@ use std::collections::HashSet;
 
 /// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Entry {
-    pub(super) directory: InodeNumber,
-    pub(super) name: Vec<u8>,
-    pub(super) inode: InodeNumber,
-    pub(super) file_type: FileType,
+pub(in crate::names) struct Entry {
+    pub(in crate::names) directory: InodeNumber,
+    pub(in crate::names) name: Vec<u8>,
+    pub(in crate::names) inode: InodeNumber,
+    pub(in crate::names) file_type: FileType,
 }
 
 /// An inode of both trees that is not the same in both.
-pub(super) struct ChangedInode {
-    pub(super) number: InodeNumber,
-    pub(super) changes: Changes,
+pub(in crate::names) struct ChangedInode {
+    pub(in crate::names) number: InodeNumber,
+    pub(in crate::names) changes: Changes,
     /// In the new tree.
-    pub(super) item: InodeItem,
+    pub(in crate::names) item: InodeItem,
 }
 
 /// One of the two trees.
 #[derive(Clone, Copy)]
-pub(super) struct Side<'a> {
-    pub(super) store: &'a Store,
-    pub(super) tree: &'a Tree,
+pub(in crate::names) struct Side<'a> {
+    pub(in crate::names) store: &'a Store,
+    pub(in crate::names) tree: &'a Tree,
     /// The root directory.
-    pub(super) root: InodeId,
+    pub(in crate::names) root: InodeId,
 }
 
 impl Side<'_> {
     /// What was decoded from an item of this tree.
-    pub(super) fn of_item<T>(
+    pub(in crate::names) fn of_item<T>(
         &self,
         key: &Key,
         decoded: std::result::Result<T, cairn_format::FormatError>,
@@ -46,7 +46,7 @@ impl Side<'_> {
     }
 
     /// The attributes of an inode, if it exists.
-    pub(super) fn inode_item(&self, number: InodeNumber) -> Result<Option<InodeItem>> {
+    pub(in crate::names) fn inode_item(&self, number: InodeNumber) -> Result<Option<InodeItem>> {
         let key = Key::new(number, ItemKind::Inode, 0);
         let Some(value) = self.tree.get(&key)? else { return Ok(None) };
         self.of_item(&key, InodeItem::decode(&value)).map(Some)

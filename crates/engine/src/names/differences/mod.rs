@@ -8,8 +8,8 @@
 //!
 //! Lock discipline: the root directories of both are locked, shared, while the trees are read. So
 //! the deletion of a snapshot waits before its nodes are freed.
-mod gathered;
-mod paths;
+pub(super) mod gathered;
+pub(super) mod paths;
 
 use super::Names;
 use crate::types::{Changes, Difference, DifferenceKind};

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 const DEPTH_MAX: usize = 1 << 16;
 
 /// What is known of the names of a tree.
-pub(super) struct Paths<'a> {
+pub(in crate::names) struct Paths<'a> {
     side: Side<'a>,
     /// Of directories: where their names are.
     places: HashMap<InodeNumber, (InodeNumber, Vec<u8>)>,
@@ -30,7 +30,7 @@ pub(super) struct Paths<'a> {
 
 impl<'a> Paths<'a> {
     /// Of the tree of `side`, which has these entries of directories, among others.
-    pub(super) fn new(side: Side<'a>, entries: &[Entry]) -> Self {
+    pub(in crate::names) fn new(side: Side<'a>, entries: &[Entry]) -> Self {
         let directories = entries.iter().filter(|entry| entry.file_type == FileType::Directory);
         let place = |entry: &Entry| (entry.inode, (entry.directory, entry.name.clone()));
         Self {
@@ -43,13 +43,17 @@ impl<'a> Paths<'a> {
     }
 
     /// The path of an entry.
-    pub(super) fn of_entry(&mut self, directory: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+    pub(in crate::names) fn of_entry(
+        &mut self,
+        directory: InodeNumber,
+        name: &[u8],
+    ) -> Result<Vec<u8>> {
         let directory = self.of_directory(directory)?;
         Ok([directory, name].concat())
     }
 
     /// The path of a directory, with `/` at the end; that of the root directory is empty.
-    pub(super) fn of_directory(&mut self, directory: InodeNumber) -> Result<&[u8]> {
+    pub(in crate::names) fn of_directory(&mut self, directory: InodeNumber) -> Result<&[u8]> {
         let (mut at, mut below) = (directory, Vec::new());
         while !self.paths.contains_key(&at) {
             let (parent, name) = self.place(at)?;
@@ -69,7 +73,10 @@ impl<'a> Paths<'a> {
     }
 
     /// Where the name of a directory is.
-    pub(super) fn place(&mut self, directory: InodeNumber) -> Result<(InodeNumber, Vec<u8>)> {
+    pub(in crate::names) fn place(
+        &mut self,
+        directory: InodeNumber,
+    ) -> Result<(InodeNumber, Vec<u8>)> {
         if !self.places.contains_key(&directory) {
             let item = self.side.inode_item(directory)?;
             let parent = item.map(|item| InodeNumber(item.parent));
@@ -119,7 +126,7 @@ impl<'a> Paths<'a> {
 
     /// The names of inodes that are no directories: `wanted` says of each how many there are. To be
     /// called once.
-    pub(super) fn names_of(
+    pub(in crate::names) fn names_of(
         &mut self,
         mut wanted: BTreeMap<InodeNumber, u32>,
     ) -> Result<Vec<(InodeNumber, InodeNumber, Vec<u8>)>> {

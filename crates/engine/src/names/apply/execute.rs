@@ -1,0 +1,421 @@
+//! Doing what a merge says, in one operation that is alone ([`Store::alone`]).
+//!
+//! 1. All inodes concerned that exist are locked, in ascending order; of files that get data, or
+//!    lose their last name, the extents as well, if nobody else has them.
+//! 2. It is checked that what the merge was made for still holds: the origin is compared with the
+//!    snapshot of it that was taken then, and what is in memory must be in the tree.
+//! 3. What will be changed is looked at once, so that damage is found before the first change.
+//! 4. Entries go, then come; then inodes get their content, and their items are written.
+//!
+//! [`Store::alone`]: crate::store::Store::alone
+use super::changes::{DataChange, InodeChange, SideChanges, Target, is_directory};
+use super::merge::Merge;
+use crate::file::inode::{Inode, InodeState, WriteGuard};
+use crate::file::locking::ExtentsGuard;
+use crate::file::orphans::orphan_key;
+use crate::file::staged::Staged;
+use crate::names::Names;
+use crate::names::differences::gathered::Side;
+use crate::names::directory::LINKS_MAX;
+use crate::store::operation::Operation;
+use crate::types::{Applied, now};
+use crate::{Error, InodeId, Result};
+use cairn_environment::atomic::Ordering;
+use cairn_format::{
+    EntryTarget, FileBlock, FileType, InodeItem, InodeNumber, ItemKind, Key, OrphanKind,
+    encode_orphan,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What an inode gets of the fork.
+pub(super) struct Content<'a> {
+    pub(super) change: &'a InodeChange,
+    /// Its attributes there.
+    pub(super) item: InodeItem,
+    /// Values of the items, but for attributes and extents.
+    pub(super) items: BTreeMap<Key, Option<Vec<u8>>>,
+    pub(super) dropped: Vec<Range<FileBlock>>,
+    pub(super) staged: Staged<'a>,
+}
+
+/// Everything that one application does.
+pub(super) struct Application<'a> {
+    pub(super) target: InodeId,
+    /// The origin as it was when the merge was made.
+    pub(super) seen: Side<'a>,
+    pub(super) merge: &'a Merge,
+    pub(super) contents: BTreeMap<InodeNumber, Content<'a>>,
+}
+
+/// What came of it.
+pub(super) enum Outcome {
+    /// And these have no name any more.
+    Done(Applied, Vec<InodeId>),
+    /// These directories would be removed, and something is in them.
+    InUse(Vec<InodeNumber>),
+}
+
+/// An inode that is locked, or that will exist.
+enum State<'a> {
+    Here(WriteGuard<'a>),
+    New(InodeState),
+}
+
+impl State<'_> {
+    fn get(&self) -> &InodeState {
+        match self {
+            State::Here(guard) => guard,
+            State::New(state) => state,
+        }
+    }
+
+    fn get_mut(&mut self) -> &mut InodeState {
+        match self {
+            State::Here(guard) => guard,
+            State::New(state) => state,
+        }
+    }
+}
+
+type States<'a> = BTreeMap<InodeNumber, State<'a>>;
+
+fn entry_target(target: Target) -> EntryTarget {
+    EntryTarget::Inode(target.inode, target.file_type)
+}
+
+/// How many names of each inode come, less those that go.
+fn link_changes(merge: &Merge) -> BTreeMap<InodeNumber, i64> {
+    let mut changes = BTreeMap::new();
+    for plan in merge.entries.values() {
+        for (target, change) in [(plan.expected, -1), (plan.wanted, 1)] {
+            if let Some(target) = target {
+                *changes.entry(target.inode).or_default() += change;
+            }
+        }
+    }
+    changes
+}
+
+impl DataChange {
+    /// Items that it changes at most, with `extents` extents where something is dropped.
+    pub(super) fn items(&self, extents: usize, staged: usize) -> u64 {
+        (extents + self.dropped.len() + staged) as u64
+    }
+}
+
+impl Application<'_> {
+    /// The inodes concerned: directories, what entries name, what gets content.
+    fn concerned(&self) -> BTreeSet<InodeNumber> {
+        let mut all: BTreeSet<InodeNumber> = self.contents.keys().copied().collect();
+        for ((directory, _), plan) in &self.merge.entries {
+            all.insert(*directory);
+            all.extend([plan.expected, plan.wanted].into_iter().flatten().map(|one| one.inode));
+        }
+        all
+    }
+
+    fn is_new(&self, number: InodeNumber) -> bool {
+        self.contents.get(&number).is_some_and(|content| content.change.is_new())
+    }
+
+    /// Items that it changes at most.
+    pub(super) fn items(&self, data_items: u64) -> u64 {
+        let contents = self.contents.values();
+        let items: usize = contents.map(|content| content.items.len()).sum();
+        // Of each inode its attributes, and that it has no name any more.
+        let inodes = 2 * self.concerned().len();
+        (self.merge.entries.len() + inodes + items) as u64 + data_items
+    }
+}
+
+impl Names {
+    /// Does it, or nothing if the origin has changed in what matters. Nobody else has joined.
+    pub(super) fn execute(
+        &self,
+        operation: &mut Operation<'_>,
+        application: &Application<'_>,
+    ) -> Result<Option<Outcome>> {
+        let concerned = application.concerned();
+        if !self.is_as_seen(application, &concerned)? {
+            return Ok(None);
+        }
+        let links = link_changes(application.merge);
+        let here = concerned.iter().filter(|number| !application.is_new(**number));
+        let inodes: Vec<Arc<Inode>> =
+            here.map(|number| self.files.inodes.get(application.target.sibling(*number))).collect();
+        let _extents = match self.lock_all_extents(&inodes, application) {
+            Some(extents) => extents,
+            None => return Ok(None),
+        };
+        let Some(mut states) = self.lock_all(&inodes, application)? else { return Ok(None) };
+        if let Some(outcome) = self.check(application, &states, &links)? {
+            return Ok(Some(outcome));
+        }
+        let orphans = self.change(operation, application, &mut states, &links)?;
+        for (number, state) in &states {
+            let inode = application.target.sibling(*number);
+            operation.put_inode(inode, &state.get().loggable())?;
+        }
+        operation.note_unlogged_change();
+        let sequence = operation.log();
+        for state in states.values_mut() {
+            state.get_mut().logged(sequence);
+        }
+        drop(states);
+        let target = application.target;
+        let names = application.merge.entries.keys();
+        let applied = Applied {
+            target,
+            names: names.map(|(at, name)| (target.sibling(*at), name.clone())).collect(),
+            inodes: concerned.iter().map(|number| target.sibling(*number)).collect(),
+        };
+        Ok(Some(Outcome::Done(applied, orphans)))
+    }
+
+    /// Whether the origin is still as the merge was made for, in its tree.
+    fn is_as_seen(
+        &self,
+        application: &Application<'_>,
+        concerned: &BTreeSet<InodeNumber>,
+    ) -> Result<bool> {
+        let Application { target, seen, merge, .. } = application;
+        let now = Side { store: &self.store, tree: self.store.trees.of(*target), root: *target };
+        let since = SideChanges::between(*seen, now)?;
+        let is_named = |of: Option<Target>| of.is_some_and(|of| concerned.contains(&of.inode));
+        let same_names = since.entries.iter().all(|(key, change)| {
+            !merge.entries.contains_key(key) && !is_named(change.before) && !is_named(change.after)
+        });
+        let moves_directories = merge
+            .entries
+            .values()
+            .any(|plan| plan.wanted.is_some_and(|target| target.file_type == FileType::Directory));
+        let same_inodes = since.inodes.iter().all(|(number, change)| {
+            let has_moved = || match (&change.before, &change.after) {
+                (Some(before), Some(after)) => before.parent != after.parent,
+                _ => true,
+            };
+            !(concerned.contains(number) && (change.is_gone() || change.has_new_content()))
+                && !(moves_directories && change.is_directory() && has_moved())
+        });
+        Ok(same_names && same_inodes)
+    }
+
+    /// The extents of files that get data or may lose their last name, unless somebody has them.
+    fn lock_all_extents<'i>(
+        &'i self,
+        inodes: &'i [Arc<Inode>],
+        application: &Application<'_>,
+    ) -> Option<Vec<ExtentsGuard<'i>>> {
+        let plans = application.merge.entries.values();
+        let named: BTreeSet<InodeNumber> =
+            plans.filter_map(|plan| plan.expected).map(|target| target.inode).collect();
+        let is_wanted = |inode: &&Arc<Inode>| {
+            let number = inode.number.number();
+            application.contents.contains_key(&number) || named.contains(&number)
+        };
+        inodes.iter().filter(is_wanted).map(|inode| self.files.try_lock_extents(inode)).collect()
+    }
+
+    /// Locks those that exist; nothing if one is gone, or has something that is not in the tree.
+    fn lock_all<'i>(
+        &self,
+        inodes: &'i [Arc<Inode>],
+        application: &Application<'_>,
+    ) -> Result<Option<States<'i>>> {
+        let mut states = States::new();
+        for inode in inodes {
+            let number = inode.number.number();
+            let state = match self.files.write_inode(inode) {
+                Err(Error::NotFound) => return Ok(None),
+                state => state?,
+            };
+            let is_directory = state.file_type() == FileType::Directory;
+            if state.item.links == 0 || !is_directory && state.is_dirty() {
+                return Ok(None);
+            }
+            states.insert(number, State::Here(state));
+        }
+        for (number, content) in &application.contents {
+            if content.change.is_new() {
+                let is_directory = is_directory(&content.item);
+                let item = InodeItem {
+                    links: if is_directory { 2 } else { 0 },
+                    size: if is_directory { 0 } else { content.item.size },
+                    blocks: 0,
+                    entries: 0,
+                    ..content.item
+                };
+                states.insert(*number, State::New(InodeState::new(item, self.store.log.last())));
+            }
+        }
+        Ok(Some(states))
+    }
+
+    /// Step 3. What prevents it.
+    fn check(
+        &self,
+        application: &Application<'_>,
+        states: &States<'_>,
+        links: &BTreeMap<InodeNumber, i64>,
+    ) -> Result<Option<Outcome>> {
+        let Application { target, merge, contents, .. } = application;
+        let mut entries: BTreeMap<InodeNumber, i64> = BTreeMap::new();
+        for ((directory, name), plan) in &merge.entries {
+            let in_it = entries.entry(*directory).or_default();
+            *in_it += i64::from(plan.wanted.is_some()) - i64::from(plan.expected.is_some());
+            if application.is_new(*directory) {
+                continue;
+            }
+            let (found, free) = self.find_entry(target.sibling(*directory), name)?;
+            let stands = found.map(|found| found.target);
+            if stands != plan.expected.map(entry_target) {
+                return Err(Error::Busy);
+            }
+            if stands.is_none() && free.is_none() {
+                return Err(Error::HashCollisions);
+            }
+        }
+        let mut in_use = Vec::new();
+        for (number, change) in links {
+            let state = states[number].get();
+            let left = if state.file_type() == FileType::Directory {
+                let subdirectories = entries.get(number).copied().unwrap_or(0).max(0);
+                if i64::from(state.item.links) + subdirectories > i64::from(LINKS_MAX) {
+                    return Err(Error::TooManyLinks);
+                }
+                i64::from(!application.is_new(*number)) + change
+            } else {
+                i64::from(state.item.links) + change
+            };
+            if left < 0 || left > i64::from(LINKS_MAX) {
+                return Err(Error::Busy);
+            }
+            let in_it = state.item.entries as i64 + entries.get(number).copied().unwrap_or(0);
+            if left == 0 && state.file_type() == FileType::Directory && in_it != 0 {
+                in_use.push(*number);
+            }
+        }
+        for (number, content) in contents {
+            let inode = target.sibling(*number);
+            if content.change.is_new() {
+                let tree = self.store.trees.of(inode);
+                if tree.get(&inode.key(ItemKind::Inode, 0))?.is_some() {
+                    return Err(Error::Busy);
+                }
+                continue;
+            }
+            for blocks in &content.dropped {
+                for (_, extent) in self.files.extents_in(inode, blocks.clone(), usize::MAX)? {
+                    self.files.expect_referenced(&extent)?;
+                }
+            }
+        }
+        Ok((!in_use.is_empty()).then_some(Outcome::InUse(in_use)))
+    }
+
+    /// Step 4, but for attributes. Returns the inodes that have no name any more.
+    fn change(
+        &self,
+        operation: &mut Operation<'_>,
+        application: &Application<'_>,
+        states: &mut States<'_>,
+        links: &BTreeMap<InodeNumber, i64>,
+    ) -> Result<Vec<InodeId>> {
+        let Application { target, merge, contents, .. } = application;
+        let known = |number: &InodeNumber| target.sibling(*number);
+        for ((directory, name), plan) in &merge.entries {
+            let Some(gone) = plan.expected else { continue };
+            let found = self.expect_entry(known(directory), name)?;
+            operation.delete(known(directory).key(ItemKind::DirectoryEntry, found.slot))?;
+            let state = states.get_mut(directory).ok_or(Error::Busy)?.get_mut();
+            self.account_removed_entry(state, name, gone.file_type);
+        }
+        for ((directory, name), plan) in &merge.entries {
+            let Some(come) = plan.wanted else { continue };
+            self.add_entry(operation, known(directory), name, come)?;
+            let state = states.get_mut(directory).ok_or(Error::Busy)?.get_mut();
+            self.account_new_entry(state, name, come.file_type);
+            let state = states.get_mut(&come.inode).ok_or(Error::Busy)?.get_mut();
+            if come.file_type == FileType::Directory {
+                state.item.parent = directory.0;
+            }
+            let inode = self.files.inodes.get(known(&come.inode));
+            inode.seen_in.store(known(directory).0, Ordering::Relaxed);
+        }
+        let mut orphans = Vec::new();
+        for (number, change) in links {
+            let is_new = application.is_new(*number);
+            let state = states.get_mut(number).ok_or(Error::Busy)?.get_mut();
+            if !is_new {
+                state.item.changed = now();
+            }
+            let is_gone = if state.file_type() == FileType::Directory {
+                i64::from(!is_new) + change == 0
+            } else {
+                let left = i64::from(state.item.links) + change;
+                state.item.links = u32::try_from(left).unwrap_or(0);
+                state.item.links == 0
+            };
+            if is_gone {
+                state.item.links = 0;
+                operation.put(orphan_key(known(number)), &encode_orphan(OrphanKind::Remove))?;
+                orphans.push(known(number));
+            }
+        }
+        for (number, content) in contents {
+            let state = states.get_mut(number).ok_or(Error::Busy)?.get_mut();
+            self.fill(operation, known(number), state, content)?;
+        }
+        Ok(orphans)
+    }
+
+    fn add_entry(
+        &self,
+        operation: &mut Operation<'_>,
+        directory: InodeId,
+        name: &[u8],
+        target: Target,
+    ) -> Result<()> {
+        let (_, free) = self.find_entry(directory, name)?;
+        let slot = free.ok_or(Error::HashCollisions)?;
+        operation.put_entry(directory, slot, entry_target(target), name)
+    }
+
+    /// Gives an inode its content, but for its item.
+    fn fill(
+        &self,
+        operation: &mut Operation<'_>,
+        inode: InodeId,
+        state: &mut InodeState,
+        content: &Content<'_>,
+    ) -> Result<()> {
+        for (key, value) in &content.items {
+            match value {
+                Some(value) => operation.put(*key, value)?,
+                None => operation.delete(*key)?,
+            }
+        }
+        let item = &content.item;
+        if is_directory(item) {
+            let InodeItem { mode, uid, gid, flags, .. } = *item;
+            state.item = InodeItem { mode, uid, gid, flags, ..state.item };
+        } else {
+            for blocks in &content.dropped {
+                let gone = self.files.extents_in(inode, blocks.clone(), usize::MAX)?;
+                self.files.drop_extents(operation, inode, state, blocks.clone(), &gone)?;
+            }
+            for (at, extent) in content.staged.take(operation) {
+                self.files.insert_extent(operation, inode, state, at, extent)?;
+            }
+            let InodeItem { links, blocks, generation, .. } = state.item;
+            state.item = InodeItem { links, blocks, generation, ..*item };
+            state.disk_size = item.size;
+        }
+        if !content.change.is_new() {
+            state.item.changed = now();
+        }
+        Ok(())
+    }
+}
