@@ -43,7 +43,8 @@ fn others_go_on_meanwhile() {
     });
     let maker = spawn(|volume, origin, at| {
         let name = format!("made-{}", at % 5);
-        put(volume, origin, name.as_bytes(), b"made");
+        let made = put(volume, origin, name.as_bytes(), b"made");
+        volume.forget(made, 1);
         volume.unlink(origin, name.as_bytes()).unwrap();
     });
     let reader = spawn(|volume, origin, _| {
@@ -54,7 +55,8 @@ fn others_go_on_meanwhile() {
         let fork = volume.fork(origin, root, b"fork").unwrap().inode;
         let forked = volume.lookup(fork, b"shared").unwrap().inode;
         volume.write(forked, 0, &text(round)).unwrap();
-        put(&volume, fork, format!("new-{round}").as_bytes(), &text(round));
+        let new = put(&volume, fork, format!("new-{round}").as_bytes(), &text(round));
+        volume.forget(new, 1);
         if round > 1 {
             volume.unlink(fork, format!("new-{}", round - 1).as_bytes()).unwrap();
         }
