@@ -8,8 +8,8 @@
 //! 4. Entries go, then come; then inodes get their content, and their items are written.
 //!
 //! [`Store::alone`]: crate::store::Store::alone
-use super::changes::{DataChange, InodeChange, SideChanges, Target, is_directory};
-use super::merge::Merge;
+use super::changes::{SideChanges, Target, is_directory};
+use super::merge::{Found, Merge, Subject};
 use crate::file::inode::{Inode, InodeState, WriteGuard};
 use crate::file::locking::ExtentsGuard;
 use crate::file::orphans::orphan_key;
@@ -18,7 +18,7 @@ use crate::names::Names;
 use crate::names::differences::gathered::Side;
 use crate::names::directory::LINKS_MAX;
 use crate::store::operation::Operation;
-use crate::types::{Applied, now};
+use crate::types::{Applied, ConflictKind, now};
 use crate::{Error, InodeId, Result};
 use cairn_environment::atomic::Ordering;
 use cairn_format::{
@@ -31,7 +31,8 @@ use std::sync::Arc;
 
 /// What an inode gets of the fork.
 pub(super) struct Content<'a> {
-    pub(super) change: &'a InodeChange,
+    /// It does not exist here.
+    pub(super) is_new: bool,
     /// Its attributes there.
     pub(super) item: InodeItem,
     /// Values of the items, but for attributes and extents.
@@ -46,6 +47,8 @@ pub(super) struct Application<'a> {
     /// The origin as it was when the merge was made.
     pub(super) seen: Side<'a>,
     pub(super) merge: &'a Merge,
+    /// As of [`ApplyOptions`](crate::ApplyOptions).
+    pub(super) own_attribute: Option<&'a [u8]>,
     pub(super) contents: BTreeMap<InodeNumber, Content<'a>>,
 }
 
@@ -53,8 +56,8 @@ pub(super) struct Application<'a> {
 pub(super) enum Outcome {
     /// And these have no name any more.
     Done(Applied, Vec<InodeId>),
-    /// These directories would be removed, and something is in them.
-    InUse(Vec<InodeNumber>),
+    /// These conflicts show only now.
+    Refused(Vec<Found>),
 }
 
 /// An inode that is locked, or that will exist.
@@ -98,13 +101,6 @@ fn link_changes(merge: &Merge) -> BTreeMap<InodeNumber, i64> {
     changes
 }
 
-impl DataChange {
-    /// Items that it changes at most, with `extents` extents where something is dropped.
-    pub(super) fn items(&self, extents: usize, staged: usize) -> u64 {
-        (extents + self.dropped.len() + staged) as u64
-    }
-}
-
 impl Application<'_> {
     /// The inodes concerned: directories, what entries name, what gets content.
     fn concerned(&self) -> BTreeSet<InodeNumber> {
@@ -117,7 +113,7 @@ impl Application<'_> {
     }
 
     fn is_new(&self, number: InodeNumber) -> bool {
-        self.contents.get(&number).is_some_and(|content| content.change.is_new())
+        self.contents.get(&number).is_some_and(|content| content.is_new)
     }
 
     /// Items that it changes at most.
@@ -180,9 +176,9 @@ impl Names {
         application: &Application<'_>,
         concerned: &BTreeSet<InodeNumber>,
     ) -> Result<bool> {
-        let Application { target, seen, merge, .. } = application;
+        let Application { target, seen, merge, own_attribute, .. } = application;
         let now = Side { store: &self.store, tree: self.store.trees.of(*target), root: *target };
-        let since = SideChanges::between(*seen, now)?;
+        let since = SideChanges::between(*seen, now, *own_attribute)?;
         let is_named = |of: Option<Target>| of.is_some_and(|of| concerned.contains(&of.inode));
         let same_names = since.entries.iter().all(|(key, change)| {
             !merge.entries.contains_key(key) && !is_named(change.before) && !is_named(change.after)
@@ -238,7 +234,7 @@ impl Names {
             states.insert(number, State::Here(state));
         }
         for (number, content) in &application.contents {
-            if content.change.is_new() {
+            if content.is_new {
                 let is_directory = is_directory(&content.item);
                 let item = InodeItem {
                     links: if is_directory { 2 } else { 0 },
@@ -277,7 +273,7 @@ impl Names {
                 return Err(Error::HashCollisions);
             }
         }
-        let mut in_use = Vec::new();
+        let mut refused = Vec::new();
         for (number, change) in links {
             let state = states[number].get();
             let left = if state.file_type() == FileType::Directory {
@@ -294,15 +290,17 @@ impl Names {
             }
             let in_it = state.item.entries as i64 + entries.get(number).copied().unwrap_or(0);
             if left == 0 && state.file_type() == FileType::Directory && in_it != 0 {
-                in_use.push(*number);
+                // A subvolume, or what was made since.
+                refused.push((Subject::Inode(*number), ConflictKind::RemovedInFork));
             }
         }
         for (number, content) in contents {
             let inode = target.sibling(*number);
-            if content.change.is_new() {
+            if content.is_new {
                 let tree = self.store.trees.of(inode);
                 if tree.get(&inode.key(ItemKind::Inode, 0))?.is_some() {
-                    return Err(Error::Busy);
+                    // It has no name any more, and is still open or being removed.
+                    refused.push((Subject::Inode(*number), ConflictKind::RemovedInOrigin));
                 }
                 continue;
             }
@@ -312,7 +310,7 @@ impl Names {
                 }
             }
         }
-        Ok((!in_use.is_empty()).then_some(Outcome::InUse(in_use)))
+        Ok((!refused.is_empty()).then_some(Outcome::Refused(refused)))
     }
 
     /// Step 4, but for attributes. Returns the inodes that have no name any more.
@@ -413,7 +411,7 @@ impl Names {
             state.item = InodeItem { links, blocks, generation, ..*item };
             state.disk_size = item.size;
         }
-        if !content.change.is_new() {
+        if !content.is_new {
             state.item.changed = now();
         }
         Ok(())

@@ -198,11 +198,9 @@ impl<'a> Merging<'a> {
                 merge.entries.insert(key, EntryPlan { expected, wanted: change.after });
             }
         }
-        for (number, change) in &self.theirs.inodes {
-            if !change.is_gone() {
-                merge.inodes.insert(*number, self.whole.contains(number) || change.is_new());
-            }
-        }
+        let changed = self.theirs.inodes.iter().filter(|(_, change)| !change.is_gone());
+        merge.inodes.extend(changed.map(|(number, _)| (*number, false)));
+        merge.inodes.extend(self.whole.iter().map(|number| (*number, true)));
         merge
     }
 
@@ -264,6 +262,13 @@ impl<'a> Merging<'a> {
             (Subject::Inode(inode), ConflictKind::BothChanged) => {
                 self.whole.insert(*inode);
                 self.undo_names(*inode)
+            }
+            (Subject::Inode(inode), ConflictKind::RemovedInOrigin) => {
+                // It is made again. A directory has lost what was in it.
+                self.whole.insert(*inode);
+                let is_directory =
+                    self.ours.inodes.get(inode).is_some_and(InodeChange::is_directory);
+                !is_directory && self.undo_names(*inode)
             }
             (Subject::Inode(inode), ConflictKind::RemovedInFork | ConflictKind::BothMoved) => {
                 let is_directory =
