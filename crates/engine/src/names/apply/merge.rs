@@ -256,46 +256,54 @@ impl<'a> Merging<'a> {
             (Subject::Entry(key), _) => {
                 // What stands there now loses this name; a directory would be lost with it.
                 let here = self.ours.entries.get(key).and_then(|our| our.after);
+                let is_directory = here.is_some_and(|here| here.file_type == FileType::Directory);
                 !self.is_gone_here(key.0)
-                    && here.is_none_or(|here| here.file_type != FileType::Directory)
+                    && !is_directory
+                    && here.is_none_or(|here| self.undo_names(here.inode))
             }
             (Subject::Inode(inode), ConflictKind::BothChanged) => {
                 self.whole.insert(*inode);
                 self.undo_names(*inode)
             }
-            (Subject::Inode(inode), ConflictKind::RemovedInOrigin) => {
-                // It is made again. A directory has lost what was in it.
-                self.whole.insert(*inode);
-                let is_directory =
-                    self.ours.inodes.get(inode).is_some_and(InodeChange::is_directory);
-                !is_directory && self.undo_names(*inode)
-            }
-            (Subject::Inode(inode), ConflictKind::RemovedInFork | ConflictKind::BothMoved) => {
+            (Subject::Inode(inode), ConflictKind::RemovedInFork) => {
                 let is_directory =
                     self.theirs.inodes.get(inode).is_some_and(InodeChange::is_directory);
-                (!is_directory || *kind == ConflictKind::BothMoved) && self.undo_names(*inode)
+                !is_directory && self.undo_names(*inode)
             }
-            _ => false,
+            (Subject::Inode(inode), _) => self.undo_names(*inode),
         }
     }
 
-    /// The origin's changes of the names of `inode` don't count.
+    /// The origin's changes of the names of `inode` don't count, nor do those of the inodes that
+    /// had or got these names. What the origin has removed is made again for that.
     fn undo_names(&mut self, inode: InodeNumber) -> bool {
-        let mut undone = Vec::new();
-        for key in self.our_names.of(inode) {
-            let Some(our) = self.ours.entries.get(key) else { continue };
-            if self.theirs.entries.contains_key(key) {
+        let (mut undone, mut seen, mut next) = (Vec::new(), BTreeSet::new(), vec![inode]);
+        while let Some(inode) = next.pop() {
+            if !seen.insert(inode) {
                 continue;
             }
-            let is_lost = |target: Target| target.inode != inode && self.is_gone_here(target.inode);
-            if our.before.is_some_and(is_lost) || self.is_gone_here(key.0) {
+            let our = self.ours.inodes.get(&inode);
+            let (is_directory, is_new, is_gone) = our.map_or((false, false, false), |our| {
+                (our.is_directory(), our.is_new(), our.is_gone())
+            });
+            // Nothing brings back what was in it, and nothing may be lost that is in it.
+            if is_directory && (is_new || is_gone) {
                 return false;
             }
-            let other = our.after.filter(|target| target.inode != inode);
-            if other.is_some_and(|target| target.file_type == FileType::Directory) {
-                return false;
+            if is_gone && !self.theirs.inodes.get(&inode).is_some_and(InodeChange::is_gone) {
+                self.whole.insert(inode);
             }
-            undone.push((key.clone(), EntryChange { before: our.before, after: our.before }));
+            for key in self.our_names.of(inode) {
+                let Some(our) = self.ours.entries.get(key) else { continue };
+                if self.theirs.entries.contains_key(key) {
+                    continue;
+                }
+                if self.is_gone_here(key.0) {
+                    return false;
+                }
+                next.extend([our.before, our.after].into_iter().flatten().map(|one| one.inode));
+                undone.push((key.clone(), EntryChange { before: our.before, after: our.before }));
+            }
         }
         self.theirs.entries.extend(undone);
         true
