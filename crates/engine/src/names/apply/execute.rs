@@ -17,6 +17,7 @@ use crate::file::staged::Staged;
 use crate::names::Names;
 use crate::names::differences::gathered::Side;
 use crate::names::directory::LINKS_MAX;
+use crate::store::alone::OperationSize;
 use crate::store::operation::Operation;
 use crate::types::{Applied, ConflictKind, now};
 use crate::{Error, InodeId, Result};
@@ -116,13 +117,19 @@ impl Application<'_> {
         self.contents.get(&number).is_some_and(|content| content.is_new)
     }
 
-    /// Items that it changes at most.
-    pub(super) fn items(&self, data_items: u64) -> u64 {
+    /// What it changes at most, where `data` says that of the extents.
+    pub(super) fn size(&self, data: OperationSize) -> OperationSize {
         let contents = self.contents.values();
-        let items: usize = contents.map(|content| content.items.len()).sum();
-        // Of each inode its attributes, and that it has no name any more.
-        let inodes = 2 * self.concerned().len();
-        (self.merge.entries.len() + inodes + items) as u64 + data_items
+        let new = contents.clone().filter(|content| content.is_new).count();
+        let items = contents.clone().map(|content| content.items.len()).sum::<usize>();
+        let plans = self.merge.entries.values();
+        let come = plans.clone().filter(|plan| plan.wanted.is_some()).count();
+        let gone = plans.clone().filter(|plan| plan.expected.is_some()).count();
+        OperationSize {
+            items: data.items + (self.concerned().len() + items + come + 2 * gone) as u64,
+            // What has no name any more is an orphan.
+            growing: data.growing + (new + items + come + gone) as u64,
+        }
     }
 }
 

@@ -23,6 +23,7 @@ mod merge;
 use super::Names;
 use super::differences::gathered::{Entry, Side};
 use super::differences::paths::Paths;
+use crate::store::alone::OperationSize;
 use crate::store::operation::Operation;
 use crate::types::{Applied, Apply, ApplyOptions, Conflict};
 use crate::{Error, InodeId, Result};
@@ -120,7 +121,7 @@ impl Names {
             let (names, inodes) = (Vec::new(), Vec::new());
             return Ok(Some(Apply::Done(Applied { target, names, inodes })));
         }
-        let (contents, data_items) = self.contents(sides, &merge, &changes)?;
+        let (contents, data) = self.contents(sides, &merge, &changes)?;
         let application = Application {
             target,
             seen: sides.origin,
@@ -128,9 +129,9 @@ impl Names {
             own_attribute: sides.own,
             contents,
         };
-        let items = application.items(data_items);
+        let size = application.size(data);
         let work = |operation: &mut Operation<'_>| self.execute(operation, &application);
-        Ok(match self.store.alone(target, items, work)? {
+        Ok(match self.store.alone(target, sides.origin.tree, size, work)? {
             None => None,
             Some(Outcome::Done(applied, orphans)) => {
                 orphans.into_iter().for_each(|inode| self.files.reap_if_unused(inode));
@@ -140,15 +141,15 @@ impl Names {
         })
     }
 
-    /// What the inodes get that the merge names, with their data copied, and how many items the
-    /// data changes.
+    /// What the inodes get that the merge names, with their data copied, and what that changes of
+    /// extents.
     fn contents<'a>(
         &'a self,
         sides: Sides<'a>,
         merge: &Merge,
         changes: &'a BTreeMap<InodeNumber, InodeChange>,
-    ) -> Result<(BTreeMap<InodeNumber, Content<'a>>, u64)> {
-        let (mut contents, mut data_items) = (BTreeMap::new(), 0);
+    ) -> Result<(BTreeMap<InodeNumber, Content<'a>>, OperationSize)> {
+        let (mut contents, mut size) = (BTreeMap::new(), OperationSize { items: 0, growing: 0 });
         for (number, is_whole) in &merge.inodes {
             let Some(item) = sides.fork.inode_item(*number)? else { continue };
             let here = sides.origin.inode_item(*number)?.filter(|item| item.links > 0);
@@ -168,11 +169,13 @@ impl Names {
                 }
             };
             let staged = self.files.stage(fork, &data.copied)?;
-            data_items += (extents + data.dropped.len() + staged.len()) as u64;
+            // Of one extent that is cut in two, a part more stays.
+            size.growing += (data.dropped.len() + staged.len()) as u64;
+            size.items += (extents + 2 * data.dropped.len() + staged.len()) as u64;
             let dropped = data.dropped;
             contents.insert(*number, Content { is_new, item, items, dropped, staged });
         }
-        Ok((contents, data_items))
+        Ok((contents, size))
     }
 
     /// What makes the items of an inode those of the fork, but for attributes and extents.
