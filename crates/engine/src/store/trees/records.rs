@@ -1,5 +1,5 @@
 //! Changes of the tree of subvolumes, under its lock.
-use super::{Opened, Place, RecordedTree, Subvolume, Trees};
+use super::{HIDDEN_SLOT, Opened, Place, RecordedTree, Subvolume, Trees};
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, Tree};
 use cairn_environment::Rank;
@@ -95,7 +95,7 @@ impl<'a> Records<'a> {
         if !is_known {
             // Those that were removed since then have no item any more.
             let mut used: Vec<u32> = self.trees.slots.lock().values().copied().collect();
-            used.push(0);
+            used.extend([0, HIDDEN_SLOT]);
             used.extend(self.trees.known_slots());
             for item in self.trees.subvolume_items() {
                 let (id, item) = item?;
