@@ -9,8 +9,8 @@
 //! than the model's, and is no fsync, ends the run, since it may have been done or not.
 //!
 //! Each step of [`crate::systematic`] is such a run, followed by fsync and sync, and all of them
-//! one after the other are another. A run of all workloads also requires that it met enough of every
-//! kind of fault; a sample of them does not.
+//! one after the other are another. A run of all workloads also requires that it met enough of
+//! every kind of fault; a sample of them does not.
 use crate::behind::search_behind;
 use crate::campaign;
 use crate::floors::Floors;

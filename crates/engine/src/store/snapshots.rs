@@ -199,7 +199,7 @@ impl Store {
                 let change = Change { generation, reservation: &wanted.reservation };
                 let records = self.trees.lock_records();
                 let id = self.trees.subvolume(InodeId::root_of(wanted.subvolume))?.id;
-                let names_none = !self.cut_work.wants_name_in(id) && !records.any_named_in(id)?;
+                let names_none = !self.cut_work.wants_name_in(id) && !records.may_name(id)?;
                 let item = SnapshotItem { names_none, ..wanted.item };
                 records.put_snapshot(&change, &self.superblock, wanted.subvolume, item)?;
                 Ok(generation)

@@ -7,8 +7,8 @@ use cairn_harness::console::grouped;
 use cairn_harness::progress::ProgressBar;
 use std::fmt;
 
-/// Runs all workloads, or `sample` of them. `seed` chooses these, and which unflushed writes survive
-/// the power failure.
+/// Runs all workloads, or `sample` of them. `seed` chooses these, and which unflushed writes
+/// survive the power failure.
 ///
 /// # Errors
 /// When the test itself fails.

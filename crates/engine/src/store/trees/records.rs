@@ -89,6 +89,13 @@ impl<'a> Records<'a> {
         Ok(false)
     }
 
+    /// Whether entries in `id` may name subvolumes: such as stand in it, or, in a fork, in what it
+    /// came from.
+    pub(in crate::store) fn may_name(&self, id: TreeId) -> Result<bool> {
+        let has_foreign = self.find(id)?.is_some_and(|item| item.names_others);
+        Ok(has_foreign || self.any_named_in(id)?)
+    }
+
     /// A number that no subvolume has had since the volume was opened.
     pub(in crate::store) fn take_number(&self) -> Result<u32> {
         let is_known = self.trees.numbers.lock().is_some();
