@@ -1,13 +1,26 @@
 //! A fork is applied to a subvolume that others change, and on a volume that is nearly full.
 mod small_volume;
 
-use cairn_engine::{Apply, Error, FsyncKind, Volume, VolumeOptions, Winner};
+use cairn_engine::{Apply, Error, FsyncKind, InodeId, RenameMode, Volume, VolumeOptions, Winner};
+use cairn_environment::thread;
 use small_volume::{DIRECTORY, FILE, device, get, open, open_with, put, used};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
 
 const ROUNDS: u8 = 25;
+
+/// Names of one file, which has one at a time.
+const LOG_NAMES: [&[u8]; 2] = [b"log", b"moved"];
+
+/// The file has a name, which may be changing.
+fn find_log(volume: &Volume, directory: InodeId) -> InodeId {
+    loop {
+        let mut found = LOG_NAMES.iter().map(|name| volume.lookup(directory, name));
+        if let Some(log) = found.find_map(Result::ok) {
+            return log.inode;
+        }
+    }
+}
 
 fn text(round: u8) -> Vec<u8> {
     vec![round; 7_000]
@@ -20,12 +33,12 @@ fn others_go_on_meanwhile() {
     let root = volume.root();
     let origin = volume.create_subvolume(root, b"origin", &DIRECTORY).unwrap().inode;
     let shared = put(&volume, origin, b"shared", &text(0));
-    let log = put(&volume, origin, b"log", b"");
+    let log = put(&volume, origin, LOG_NAMES[0], b"");
     let (ends, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let spawn = |work: fn(&Volume, cairn_engine::InodeId, u64)| {
+    let spawn = |work: fn(&Volume, InodeId, u64)| {
         let (volume, ends, written) =
             (Arc::clone(&volume), Arc::clone(&ends), Arc::clone(&written));
-        thread::spawn(move || {
+        thread::spawn("other", move || {
             let mut at = 0;
             while !ends.load(Ordering::Acquire) {
                 work(&volume, origin, at);
@@ -36,7 +49,7 @@ fn others_go_on_meanwhile() {
         })
     };
     let appender = spawn(|volume, origin, at| {
-        let log = volume.lookup(origin, b"log").unwrap().inode;
+        let log = find_log(volume, origin);
         volume.write(log, at * 8, &at.to_le_bytes()).unwrap();
         volume.fsync_blocking(log, FsyncKind::Full).unwrap();
         volume.forget(log, 1);
@@ -57,6 +70,9 @@ fn others_go_on_meanwhile() {
         volume.write(forked, 0, &text(round)).unwrap();
         let new = put(&volume, fork, format!("new-{round}").as_bytes(), &text(round));
         volume.forget(new, 1);
+        // What others write meanwhile is moved.
+        let [to, from] = if round % 2 == 0 { LOG_NAMES } else { [LOG_NAMES[1], LOG_NAMES[0]] };
+        volume.rename(fork, from, fork, to, RenameMode::NoReplace).unwrap();
         if round > 1 {
             volume.unlink(fork, format!("new-{}", round - 1).as_bytes()).unwrap();
         }
@@ -76,7 +92,7 @@ fn others_go_on_meanwhile() {
     assert!(written.load(Ordering::Acquire) > u64::from(ROUNDS));
     let check = |volume: &Volume| {
         let origin = volume.lookup(volume.root(), b"origin").unwrap().inode;
-        let log = get(volume, origin, b"log").unwrap();
+        let log = get(volume, origin, LOG_NAMES[usize::from(ROUNDS % 2)]).unwrap();
         let expected: Vec<u8> = (0..appended).flat_map(u64::to_le_bytes).collect();
         assert!(log == expected);
         assert_eq!(get(volume, origin, b"shared").unwrap(), text(ROUNDS));

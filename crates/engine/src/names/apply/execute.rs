@@ -64,7 +64,7 @@ pub(super) enum Outcome {
 /// An inode that is locked, or that will exist.
 enum State<'a> {
     Here(WriteGuard<'a>),
-    New(InodeState),
+    New(Box<InodeState>),
 }
 
 impl State<'_> {
@@ -148,11 +148,13 @@ impl Names {
         let here = concerned.iter().filter(|number| !application.is_new(**number));
         let inodes: Vec<Arc<Inode>> =
             here.map(|number| self.files.inodes.get(application.target.sibling(*number))).collect();
-        let _extents = match self.lock_all_extents(&inodes, application) {
+        let _extents = match self.lock_all_extents(&inodes, application, &links) {
             Some(extents) => extents,
             None => return Ok(None),
         };
-        let Some(mut states) = self.lock_all(&inodes, application)? else { return Ok(None) };
+        let Some(mut states) = self.lock_all(&inodes, application, &links)? else {
+            return Ok(None);
+        };
         if let Some(outcome) = self.check(application, &states, &links)? {
             return Ok(Some(outcome));
         }
@@ -205,18 +207,17 @@ impl Names {
         Ok(same_names && same_inodes)
     }
 
-    /// The extents of files that get data or may lose their last name, unless somebody has them.
+    /// The extents of files that get data or lose names, unless somebody has them.
     fn lock_all_extents<'i>(
         &'i self,
         inodes: &'i [Arc<Inode>],
         application: &Application<'_>,
+        links: &BTreeMap<InodeNumber, i64>,
     ) -> Option<Vec<ExtentsGuard<'i>>> {
-        let plans = application.merge.entries.values();
-        let named: BTreeSet<InodeNumber> =
-            plans.filter_map(|plan| plan.expected).map(|target| target.inode).collect();
         let is_wanted = |inode: &&Arc<Inode>| {
             let number = inode.number.number();
-            application.contents.contains_key(&number) || named.contains(&number)
+            let loses_names = links.get(&number).is_some_and(|change| *change < 0);
+            application.contents.contains_key(&number) || loses_names
         };
         inodes.iter().filter(is_wanted).map(|inode| self.files.try_lock_extents(inode)).collect()
     }
@@ -226,6 +227,7 @@ impl Names {
         &self,
         inodes: &'i [Arc<Inode>],
         application: &Application<'_>,
+        links: &BTreeMap<InodeNumber, i64>,
     ) -> Result<Option<States<'i>>> {
         let mut states = States::new();
         for inode in inodes {
@@ -234,8 +236,11 @@ impl Names {
                 Err(Error::NotFound) => return Ok(None),
                 state => state?,
             };
+            // What is only moved may have anything in memory.
+            let loses_names = links.get(&number).is_some_and(|change| *change < 0);
+            let is_touched = application.contents.contains_key(&number) || loses_names;
             let is_directory = state.file_type() == FileType::Directory;
-            if state.item.links == 0 || !is_directory && state.is_dirty() {
+            if state.item.links == 0 || is_touched && !is_directory && state.is_dirty() {
                 return Ok(None);
             }
             states.insert(number, State::Here(state));
@@ -250,7 +255,10 @@ impl Names {
                     entries: 0,
                     ..content.item
                 };
-                states.insert(*number, State::New(InodeState::new(item, self.store.log.last())));
+                states.insert(
+                    *number,
+                    State::New(Box::new(InodeState::new(item, self.store.log.last()))),
+                );
             }
         }
         Ok(Some(states))

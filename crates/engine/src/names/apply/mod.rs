@@ -92,13 +92,13 @@ impl Names {
         target: InodeId,
         options: ApplyOptions<'_>,
     ) -> Result<Option<Apply>> {
-        let base = Side { store: &*self.store, tree: base, root: target };
+        let base = Side { store: &self.store, tree: base, root: target };
         let (sides, theirs, ours) = {
             let [first, second] =
                 [fork.min(seen), fork.max(seen)].map(|root| self.files.inodes.get(root));
             let _first = self.files.read_inode_in_use(&first)?;
             let _second = self.files.read_inode_in_use(&second)?;
-            let side = |root| Side { store: &*self.store, tree: self.store.trees.of(root), root };
+            let side = |root| Side { store: &self.store, tree: self.store.trees.of(root), root };
             let own = options.own_attribute;
             let sides = Sides { base, fork: side(fork), origin: side(seen), began, own };
             let theirs = SideChanges::between(base, sides.fork, own)?;
