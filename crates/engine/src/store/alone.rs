@@ -36,8 +36,9 @@ impl Store {
             let nodes = self.worst_case_alone(subvolume.tree(), items);
             nodes + self.nodes_for_cut(items + nodes)
         };
+        let mut more = 0;
         loop {
-            let nodes = nodes_now();
+            let nodes = nodes_now() + more;
             let keeps = subvolume.tree().boundary().shared_until().0 > 0;
             let request = Request { data_blocks: 0, nodes };
             let reservation = self.reserve_where(request, Effort::Ordinary, keeps)?;
@@ -45,7 +46,8 @@ impl Store {
             let Some(mut commit) = self.transactions.begin_commit(running)? else { continue };
             subvolume.check_alive()?;
             if nodes_now() > nodes {
-                // The volume grew meanwhile.
+                // The volume grew meanwhile, and may grow again.
+                more = 2 * more + nodes_now() - nodes;
                 continue;
             }
             let done = {
@@ -64,7 +66,7 @@ impl Store {
     /// node that there is once, and otherwise only split some: a change one leaf, and fewer above.
     fn worst_case_alone(&self, tree: &Tree, items: u64) -> u64 {
         let used = self.space.report().used;
-        let copies_and_splits = used / NODE_BLOCKS as u64 + 2 * items + 64;
+        let copies_and_splits = used / NODE_BLOCKS + 2 * items + 64;
         tree.worst_case_joined(items).min(copies_and_splits)
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct Content<'a> {
 
 /// Everything that one application does.
 pub(super) struct Application<'a> {
+    /// The root directory of the fork.
+    pub(super) from: InodeId,
     pub(super) target: InodeId,
     /// The origin as it was when the merge was made.
     pub(super) seen: Side<'a>,
@@ -57,10 +59,19 @@ pub(super) enum Outcome {
     InUse(Vec<InodeNumber>),
 }
 
+/// Whether it can be done.
+enum Check {
+    Fine,
+    /// What it was made for does not hold any more.
+    Changed,
+    /// As of [`Outcome`].
+    InUse(Vec<InodeNumber>),
+}
+
 /// An inode that is locked, or that will exist.
 enum State<'a> {
     Here(WriteGuard<'a>),
-    New(InodeState),
+    New(Box<InodeState>),
 }
 
 impl State<'_> {
@@ -99,9 +110,10 @@ fn link_changes(merge: &Merge) -> BTreeMap<InodeNumber, i64> {
 }
 
 impl DataChange {
-    /// Items that it changes at most, with `extents` extents where something is dropped.
+    /// Items that it changes at most, with `extents` extents where something is dropped. A hole in
+    /// one changes two items.
     pub(super) fn items(&self, extents: usize, staged: usize) -> u64 {
-        (extents + self.dropped.len() + staged) as u64
+        (extents + 2 * self.dropped.len() + staged) as u64
     }
 }
 
@@ -126,7 +138,9 @@ impl Application<'_> {
         let items: usize = contents.map(|content| content.items.len()).sum();
         // Of each inode its attributes, and that it has no name any more.
         let inodes = 2 * self.concerned().len();
-        (self.merge.entries.len() + inodes + items) as u64 + data_items
+        // What goes and what comes may stand in different slots.
+        let entries = 2 * self.merge.entries.len();
+        (entries + inodes + items) as u64 + data_items
     }
 }
 
@@ -138,7 +152,10 @@ impl Names {
         application: &Application<'_>,
     ) -> Result<Option<Outcome>> {
         let concerned = application.concerned();
-        if !self.is_as_seen(application, &concerned)? {
+        // A rollback has put another one into its place, or a change is one of both.
+        if self.store.origin_of_fork(application.from)?.1 != application.target
+            || !self.is_as_seen(application, &concerned)?
+        {
             return Ok(None);
         }
         let links = link_changes(application.merge);
@@ -150,8 +167,10 @@ impl Names {
             None => return Ok(None),
         };
         let Some(mut states) = self.lock_all(&inodes, application)? else { return Ok(None) };
-        if let Some(outcome) = self.check(application, &states, &links)? {
-            return Ok(Some(outcome));
+        match self.check(application, &states, &links)? {
+            Check::Fine => {}
+            Check::Changed => return Ok(None),
+            Check::InUse(directories) => return Ok(Some(Outcome::InUse(directories))),
         }
         let orphans = self.change(operation, application, &mut states, &links)?;
         for (number, state) in &states {
@@ -247,7 +266,10 @@ impl Names {
                     entries: 0,
                     ..content.item
                 };
-                states.insert(*number, State::New(InodeState::new(item, self.store.log.last())));
+                states.insert(
+                    *number,
+                    State::New(Box::new(InodeState::new(item, self.store.log.last()))),
+                );
             }
         }
         Ok(Some(states))
@@ -259,7 +281,7 @@ impl Names {
         application: &Application<'_>,
         states: &States<'_>,
         links: &BTreeMap<InodeNumber, i64>,
-    ) -> Result<Option<Outcome>> {
+    ) -> Result<Check> {
         let Application { target, merge, contents, .. } = application;
         let mut entries: BTreeMap<InodeNumber, i64> = BTreeMap::new();
         for ((directory, name), plan) in &merge.entries {
@@ -271,7 +293,7 @@ impl Names {
             let (found, free) = self.find_entry(target.sibling(*directory), name)?;
             let stands = found.map(|found| found.target);
             if stands != plan.expected.map(entry_target) {
-                return Err(Error::Busy);
+                return Ok(Check::Changed);
             }
             if stands.is_none() && free.is_none() {
                 return Err(Error::HashCollisions);
@@ -289,8 +311,14 @@ impl Names {
             } else {
                 i64::from(state.item.links) + change
             };
-            if left < 0 || left > i64::from(LINKS_MAX) {
-                return Err(Error::Busy);
+            if left > i64::from(LINKS_MAX) {
+                return Err(Error::TooManyLinks);
+            }
+            if left < 0 {
+                return Ok(Check::Changed);
+            }
+            if left == 0 {
+                self.store.trees.of(*target).get(&orphan_key(target.sibling(*number)))?;
             }
             let in_it = state.item.entries as i64 + entries.get(number).copied().unwrap_or(0);
             if left == 0 && state.file_type() == FileType::Directory && in_it != 0 {
@@ -302,9 +330,15 @@ impl Names {
             if content.change.is_new() {
                 let tree = self.store.trees.of(inode);
                 if tree.get(&inode.key(ItemKind::Inode, 0))?.is_some() {
-                    return Err(Error::Busy);
+                    return Ok(Check::Changed);
                 }
                 continue;
+            }
+            for key in content.items.keys() {
+                self.store.trees.of(inode).get(key)?;
+            }
+            for place in content.staged.places() {
+                self.files.extents_in(inode, place..place.next(), 1)?;
             }
             for blocks in &content.dropped {
                 for (_, extent) in self.files.extents_in(inode, blocks.clone(), usize::MAX)? {
@@ -312,7 +346,7 @@ impl Names {
                 }
             }
         }
-        Ok((!in_use.is_empty()).then_some(Outcome::InUse(in_use)))
+        Ok(if in_use.is_empty() { Check::Fine } else { Check::InUse(in_use) })
     }
 
     /// Step 4, but for attributes. Returns the inodes that have no name any more.

@@ -70,14 +70,18 @@ pub(super) struct Merging<'a> {
     /// Directories in which the origin made entries.
     our_filled: BTreeSet<InodeNumber>,
     whole: BTreeSet<InodeNumber>,
+    /// Conflicts with what is no part of the merge, which the fork can't win.
+    prevented: BTreeSet<Found>,
 }
 
 impl<'a> Merging<'a> {
     /// Of the changes of the fork, `theirs`, and of the origin, `ours`. `is_same` says whether an
-    /// inode that both have changed is the same in both now.
+    /// inode that both have changed is the same in both now. `prevented` are conflicts with what is
+    /// no part of the merge.
     pub(super) fn new<E>(
         mut theirs: SideChanges,
         ours: &'a SideChanges,
+        prevented: BTreeSet<Found>,
         is_same: &dyn Fn(InodeNumber, &InodeChange, &InodeChange) -> Result<bool, E>,
     ) -> Result<Self, E> {
         let mut entries = ours.entries.clone();
@@ -106,16 +110,25 @@ impl<'a> Merging<'a> {
         let made = entries.iter().filter(|(_, change)| change.after.is_some());
         let our_filled = made.map(|((directory, _), _)| *directory).collect();
         let (our_names, their_names) = (Names::new(&entries), Names::new(&theirs.entries));
-        Ok(Self { theirs, ours, our_names, their_names, our_filled, whole: BTreeSet::new() })
+        let whole = BTreeSet::new();
+        Ok(Self { theirs, ours, our_names, their_names, our_filled, whole, prevented })
     }
 
     fn is_gone_here(&self, inode: InodeNumber) -> bool {
         self.ours.inodes.get(&inode).is_some_and(InodeChange::is_gone)
     }
 
+    fn is_new_here(&self, inode: InodeNumber) -> bool {
+        self.ours.inodes.get(&inode).is_some_and(InodeChange::is_new)
+    }
+
     /// The conflicts, but for loops.
     fn conflicts(&self) -> BTreeSet<Found> {
-        let mut found = BTreeSet::new();
+        let is_wanted = |(subject, _): &&Found| match subject {
+            Subject::Inode(inode) => self.theirs.inodes.contains_key(inode),
+            Subject::Entry(key) => self.theirs.entries.contains_key(key),
+        };
+        let mut found: BTreeSet<Found> = self.prevented.iter().filter(is_wanted).cloned().collect();
         for (number, change) in &self.theirs.inodes {
             if let Some(kind) = self.conflict_of_inode(*number, change) {
                 found.insert((Subject::Inode(*number), kind));
@@ -253,13 +266,19 @@ impl<'a> Merging<'a> {
     }
 
     /// Has the fork win a conflict. Returns whether that is possible.
-    fn undo_ours(&mut self, (subject, kind): &Found) -> bool {
+    fn undo_ours(&mut self, found: &Found) -> bool {
+        let (subject, kind) = found;
         match (subject, kind) {
+            _ if self.prevented.contains(found) => false,
             (Subject::Entry(key), _) => {
-                // What stands there now loses this name; a directory would be lost with it.
+                // What stands there now loses this name; a directory would be lost with it. What
+                // both had, and the origin gave this name, has the names again that it had.
                 let here = self.ours.entries.get(key).and_then(|our| our.after);
                 !self.is_gone_here(key.0)
-                    && here.is_none_or(|here| here.file_type != FileType::Directory)
+                    && here.is_none_or(|here| {
+                        here.file_type != FileType::Directory
+                            && (self.is_new_here(here.inode) || self.undo_names(here.inode))
+                    })
             }
             (Subject::Inode(inode), ConflictKind::BothChanged) => {
                 self.whole.insert(*inode);
@@ -274,23 +293,31 @@ impl<'a> Merging<'a> {
         }
     }
 
-    /// The origin's changes of the names of `inode` don't count.
+    /// The origin's changes of the names of `inode` don't count, nor do those of the other files
+    /// that had or have these names. Returns whether that is possible.
     fn undo_names(&mut self, inode: InodeNumber) -> bool {
-        let mut undone = Vec::new();
-        for key in self.our_names.of(inode) {
-            let Some(our) = self.ours.entries.get(key) else { continue };
-            if self.theirs.entries.contains_key(key) {
-                continue;
+        let (mut undone, mut next) = (Vec::new(), vec![inode]);
+        let mut reached = BTreeSet::from([inode]);
+        while let Some(inode) = next.pop() {
+            for key in self.our_names.of(inode) {
+                let Some(our) = self.ours.entries.get(key) else { continue };
+                if self.theirs.entries.contains_key(key) {
+                    continue;
+                }
+                let others = [our.before, our.after].into_iter().flatten();
+                for other in others.filter(|other| other.inode != inode) {
+                    if other.file_type == FileType::Directory || self.is_gone_here(other.inode) {
+                        return false;
+                    }
+                    if !self.is_new_here(other.inode) && reached.insert(other.inode) {
+                        next.push(other.inode);
+                    }
+                }
+                if self.is_gone_here(key.0) {
+                    return false;
+                }
+                undone.push((key.clone(), EntryChange { before: our.before, after: our.before }));
             }
-            let is_lost = |target: Target| target.inode != inode && self.is_gone_here(target.inode);
-            if our.before.is_some_and(is_lost) || self.is_gone_here(key.0) {
-                return false;
-            }
-            let other = our.after.filter(|target| target.inode != inode);
-            if other.is_some_and(|target| target.file_type == FileType::Directory) {
-                return false;
-            }
-            undone.push((key.clone(), EntryChange { before: our.before, after: our.before }));
         }
         self.theirs.entries.extend(undone);
         true

@@ -19,6 +19,7 @@
 mod changes;
 mod execute;
 mod merge;
+mod nested;
 
 use super::Names;
 use super::differences::gathered::{Entry, Side};
@@ -60,16 +61,17 @@ impl Names {
 
     /// Applies the changes of the fork with this root directory.
     pub(crate) fn apply(&self, fork: InodeId, winner: Winner) -> Result<Apply> {
-        let target = self.origin_of_fork(fork)?;
+        self.origin_of_fork(fork)?;
         self.store.check_writable()?;
-        self.files.enter(target)?;
         let (began, _) = self.store.origin_of_fork(fork)?;
         let changed = self.files.unchanging(fork)?;
         let base = self.store.trees.tree_of_snapshot(began)?;
         for _ in 0..TRIES {
+            let target = self.origin_of_fork(fork)?;
             let seen = self.files.unchanging(target)?;
             let roots = [changed.root(), seen.root()];
-            let applied = self.try_apply(&base, began.generation, roots, target, winner)?;
+            let way = [fork, target];
+            let applied = self.try_apply(&base, began.generation, roots, way, winner)?;
             drop(seen);
             if let Some(applied) = applied {
                 return Ok(applied);
@@ -78,22 +80,23 @@ impl Names {
         Err(Error::Busy)
     }
 
-    /// Nothing if the origin has changed in what matters.
+    /// Applies `fork`, a state of `from`, to `target`, of which `seen` is a state. Nothing if that
+    /// has changed in what matters.
     fn try_apply(
         &self,
         base: &Tree,
         began: Generation,
         [fork, seen]: [InodeId; 2],
-        target: InodeId,
+        [from, target]: [InodeId; 2],
         winner: Winner,
     ) -> Result<Option<Apply>> {
-        let base = Side { store: &*self.store, tree: base, root: target };
+        let base = Side { store: &self.store, tree: base, root: target };
         let (sides, theirs, ours) = {
             let [first, second] =
                 [fork.min(seen), fork.max(seen)].map(|root| self.files.inodes.get(root));
             let _first = self.files.read_inode_in_use(&first)?;
             let _second = self.files.read_inode_in_use(&second)?;
-            let side = |root| Side { store: &*self.store, tree: self.store.trees.of(root), root };
+            let side = |root| Side { store: &self.store, tree: self.store.trees.of(root), root };
             let sides = Sides { base, fork: side(fork), origin: side(seen), began };
             let theirs = SideChanges::between(base, sides.fork)?;
             (sides, theirs, SideChanges::between(base, sides.origin)?)
@@ -102,7 +105,8 @@ impl Names {
         let is_same = |number, their: &InodeChange, our: &InodeChange| {
             self.is_same_now(sides, number, their, our)
         };
-        let merging = Merging::new(theirs, &ours, &is_same)?;
+        let prevented = self.prevented(sides.origin, &theirs)?;
+        let merging = Merging::new(theirs, &ours, prevented, &is_same)?;
         let parent = |number| {
             let item = sides.origin.inode_item(number).ok().flatten();
             item.filter(is_directory).map(|item| InodeNumber(item.parent))
@@ -116,7 +120,7 @@ impl Names {
             return Ok(Some(Apply::Done(Applied { target, names, inodes })));
         }
         let (contents, data_items) = self.contents(sides, &merge, &changes)?;
-        let application = Application { target, seen: sides.origin, merge: &merge, contents };
+        let application = Application { from, target, seen: sides.origin, merge: &merge, contents };
         let items = application.items(data_items);
         let work = |operation: &mut Operation<'_>| self.execute(operation, &application);
         Ok(match self.store.alone(target, items, work)? {
@@ -165,6 +169,15 @@ impl Names {
                 extents = self.files.extents_in(origin, all.clone(), usize::MAX)?.len();
                 let copied = self.files.extents_in(fork, all.clone(), usize::MAX)?;
                 data = DataChange { dropped: vec![all], copied };
+            }
+            if !is_directory(&item) {
+                let end = FileBlock::round_up(item.size);
+                let behind = self.files.extents_in(
+                    sides.origin.root.sibling(*number),
+                    end..FileBlock::END,
+                    usize::MAX,
+                )?;
+                extents += data.end_at(end, &behind);
             }
             let staged = self.files.stage(fork, &data.copied)?;
             data_items += data.items(extents, staged.len());
