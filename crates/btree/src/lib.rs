@@ -66,6 +66,7 @@ mod bound;
 mod cache;
 mod change;
 mod copy_on_write;
+mod count;
 mod cut;
 mod descent;
 mod difference;

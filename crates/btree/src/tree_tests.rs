@@ -286,6 +286,47 @@ fn the_bound_on_nodes_holds() {
     assert_eq!(Tree::worst_case_nodes(0, 3), 0);
 }
 
+/// So many changes by one operation that each node is copied and split, in keys that ascend,
+/// descend, or come in any order.
+#[test]
+fn the_bound_on_nodes_of_a_large_operation_holds() {
+    let mut random = Seeded::new(9);
+    let mut used_most = 0;
+    for round in 0..90 {
+        let bytes = [16, 400, VALUE_BYTES_MAX][round % 3];
+        let mut volume = TestVolume::new(1 << 30, 256 << 20);
+        let before = random.below(3_000);
+        let (tree, _) = filled(&mut volume, &shuffled(before, round as u64), 50);
+        volume.commit();
+        let count = 1 + random.below(if round % 3 == 2 { 800 } else { 6_000 });
+        let mut keys: Vec<u64> = (0..count).map(|_| random.below(20_000)).collect();
+        match random.below(3) {
+            0 => keys.sort_unstable(),
+            1 => keys.sort_unstable_by(|one, other| other.cmp(one)),
+            _ => {}
+        }
+        let changes: Vec<(u64, bool)> =
+            keys.into_iter().map(|key| (key, random.chance(4, 5))).collect();
+        let growing = changes.iter().filter(|(_, grows)| *grows).count() as u64;
+        let bound = Tree::worst_case_alone(tree.count_nodes().unwrap(), growing);
+        let reservation = volume.reserve(bound);
+        let change = volume.change(&reservation);
+        for (index, grows) in changes {
+            if grows {
+                tree.insert(&change, key(index), &value(index, 0, bytes)).expect("the bound holds");
+            } else {
+                tree.remove(&change, &key(index)).expect("the bound holds");
+            }
+        }
+        used_most = used_most.max((bound - reservation.nodes()) * 100 / bound);
+        drop(reservation);
+        volume.commit();
+        let nodes = volume.referenced_blocks() / NODE_BLOCKS as u64;
+        assert_eq!(tree.count_nodes().unwrap(), nodes);
+    }
+    assert!(used_most >= 30, "the bound is far too high: at most {used_most} % of it was used");
+}
+
 #[test]
 fn a_reservation_that_is_too_small_is_an_error_and_leaves_the_items() {
     let mut volume = TestVolume::new(128 << 20, 1 << 20);

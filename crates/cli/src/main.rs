@@ -1,11 +1,11 @@
 //! The `cairn` command: makes, mounts, checks and shows Cairn volumes.
 //!
 //! Each command lives in a file of its own under `commands/`, those that measure and torture in
-//! crates of their own; it returns the process's exit code or
-//! an error, which is printed here, in one place. Exit codes: 0 success, 1 failure, 2 wrong usage,
-//! 130 after Ctrl-C; 4 of `stats --check` and `device status`, if what they look at is not as it
-//! should be; `fsck` has its own (0 clean, 1 repaired, 4 errors left, 8 failure), of `diff` 1 is a
-//! difference, 2 everything else, and of `torture` 1 is a finding, 2 everything else.
+//! crates of their own; it returns the process's exit code or an error, which is printed here, in
+//! one place. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C; 4 of `stats
+//! --check` and `device status`, if what they look at is not as it should be; `fsck` has its own (0
+//! clean, 1 repaired, 4 errors left, 8 failure); of `diff` 1 is a difference, of `apply` it is a
+//! conflict, of `torture` a finding, and 2 is everything else.
 #![forbid(unsafe_code)]
 
 mod commands;
@@ -53,6 +53,7 @@ enum Command {
     Fork(commands::fork::Arguments),
     Rollback(commands::rollback::Arguments),
     Diff(commands::diff::Arguments),
+    Apply(commands::apply::Arguments),
     Fsck(commands::fsck::Arguments),
     Dump(commands::dump::Arguments),
     Stats(commands::stats::Arguments),
@@ -82,6 +83,9 @@ fn main() -> ExitCode {
         Command::Rollback(arguments) => commands::rollback::run(&arguments),
         Command::Diff(arguments) => {
             return report(commands::diff::run(&arguments), commands::diff::EXIT_FAILURE);
+        }
+        Command::Apply(arguments) => {
+            return report(commands::apply::run(&arguments), commands::apply::EXIT_FAILURE);
         }
         Command::Fsck(arguments) => {
             return report(commands::fsck::run(&arguments), commands::fsck::EXIT_FAILURE);

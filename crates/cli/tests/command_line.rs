@@ -556,16 +556,21 @@ fn torture_tells_what_was_tried_and_how_to_repeat_it() {
 #[test]
 fn torture_tables_the_outcome_of_faults() {
     let cairn = Cairn::new();
-    let told = cairn.succeeds(&["torture", "faults", "--seed", "3"]);
+    let told = cairn.succeeds(&["torture", "faults", "--sample", "1", "--seed", "3"]);
     for part in [
+        "cairn torture faults --sample 1: 1 workloads",
         "read   node        EIO     once",
         "write  log         ENOSPC  from then on",
         "flush  -",
-        "rename f over a",
         "(seed 3)",
     ] {
         assert!(told.contains(part), "{part} is not in {told}");
     }
+    let points = told.split("1 workloads, ").nth(1).and_then(|rest| rest.split(' ').next());
+    let points = points.expect("the number of fault points");
+    let (_, operations) = told.split_once("  during ").expect("a table of operations");
+    let row = operations.lines().nth(1).expect("a row");
+    assert!(row.contains(&format!(" {points} ")), "{points} fault points in {told}");
 }
 
 #[test]

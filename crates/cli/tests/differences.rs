@@ -16,26 +16,8 @@ use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
-/// Runs `test` on a mount for each transport that this machine has.
 fn on_mounts(options: &str, test: impl Fn(&Mounted)) {
-    for transport in ["dev", "uring"] {
-        if std::env::var("CAIRN_TEST_TRANSPORT").is_ok_and(|only| only != transport) {
-            continue;
-        }
-        let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-        let has_rings = switch.is_ok_and(|switch| switch.trim() == "Y");
-        if transport == "uring" && !(has_rings && rustix::process::geteuid().is_root()) {
-            eprintln!("left out: no io_uring for FUSE");
-            continue;
-        }
-        let Some(mounted) = Mounted::new() else { return };
-        mounted.succeeds(&["mkfs", "--size", "128M", "image"]);
-        let options = format!("transport={transport}{options}");
-        mounted.succeeds(&["mount", "-o", &options, "image", "dir"]);
-        test(&mounted);
-        mounted.succeeds(&["umount", "dir"]);
-        mounted.succeeds(&["fsck", "--data", "image"]);
-    }
+    Mounted::on_each_transport(options, test);
 }
 
 fn lines(told: &str) -> Vec<&str> {

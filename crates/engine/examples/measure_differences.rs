@@ -1,4 +1,4 @@
-//! Measures how long it takes to say what differs between two snapshots.
+//! Measures how long it takes to say what differs between two snapshots, and to apply a fork.
 //!
 //!     cargo run --release -p cairn-engine --example measure_differences -- IMAGE [FILES [CHANGES]]
 //!
@@ -10,8 +10,13 @@
 //! There are two kinds of changes: *content* writes into files, whose names have to be found;
 //! *names* makes, removes and renames files. Each file is in the directory that was made last
 //! (*near*), or in any one, all of which were made before it (*far*).
+//!
+//! At last, ten times CHANGES files are written in a fork, which is applied; beside it, the commit
+//! of one change.
 use cairn_blockdev::{FileDevice, OpenMode};
-use cairn_engine::{FileType, InodeId, NewInode, RenameMode, Result, Volume, VolumeOptions, mkfs};
+use cairn_engine::{
+    Apply, FileType, InodeId, NewInode, RenameMode, Result, Volume, VolumeOptions, Winner, mkfs,
+};
 use cairn_environment::clock;
 use cairn_environment::random::Seeded;
 use std::path::Path;
@@ -109,6 +114,29 @@ fn measure(volume: &Volume, what: &str, old: InodeId, new: InodeId) -> Result<()
     Ok(())
 }
 
+/// Writes into so many files of a fork, and applies it.
+fn measure_apply(volume: &Volume, changes: u64) -> Result<()> {
+    let fork = volume.fork(volume.root(), volume.root(), b"fork")?.inode;
+    let mut directories = Vec::new();
+    volume.read_directory(fork, 0, &mut |item| {
+        directories.push(item.inode);
+        true
+    })?;
+    change(volume, &directories, "content", changes)?;
+    volume.sync()?;
+    let begun = clock::now_monotonic();
+    volume.create(volume.root(), b"another", &FILE)?;
+    volume.commit()?;
+    let commit = begun.elapsed().as_secs_f64() * 1e3;
+    let begun = clock::now_monotonic();
+    let applied = volume.apply(fork, Winner::Neither)?;
+    let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
+    let Apply::Done(applied) = applied else { panic!("{applied:?}") };
+    let inodes = applied.inodes.len();
+    println!("  {:<24} {milliseconds:8.1} ms, {inodes} inodes; a commit {commit:.1} ms", "apply");
+    Ok(())
+}
+
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [image, numbers @ ..] = arguments.as_slice() else {
@@ -144,6 +172,10 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             }
             volume.close()?;
         }
+        println!("{files} files, {} changes of content in a fork, {place}:", changes * 10);
+        let volume = open(image)?;
+        measure_apply(&volume, changes * 10)?;
+        volume.close()?;
         std::fs::remove_file(image)?;
     }
     Ok(())

@@ -3,7 +3,7 @@
 //! and the data cache have a file each.
 use crate::InodeId;
 use crate::file::removal_queue::{Orphan, RemovalQueue, Taken};
-use crate::store::transaction::Transactions;
+use crate::store::transaction::{Commit, Transactions};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use cairn_environment::simulation::schedules;
 use cairn_environment::thread::{self, JoinHandle};
@@ -65,20 +65,40 @@ impl Machine {
     fn commit(&self) -> bool {
         let wanted = self.transactions.generation();
         let Ok(begun) = self.transactions.begin_commit(wanted) else { return false };
-        if let Some(mut commit) = begun {
-            let generation = commit.generation();
-            let number = generation.0 as usize;
-            assert!(!self.cut[number].swap(true, SeqCst), "generation {number} is cut twice");
-            assert_eq!(self.inside[number].load(SeqCst), 0, "somebody is in generation {number}");
-            commit.unblock();
-            thread::yield_now();
-            commit.super_committed();
-            drop(commit);
+        if let Some(commit) = begun {
+            self.finish(commit);
         }
         assert!(
             self.transactions.super_committed() >= wanted || self.transactions.failure().is_some()
         );
         true
+    }
+
+    fn finish(&self, mut commit: Commit<'_>) {
+        let number = commit.generation().0 as usize;
+        assert!(!self.cut[number].swap(true, SeqCst), "generation {number} is cut twice");
+        assert_eq!(self.inside[number].load(SeqCst), 0, "somebody is in generation {number}");
+        commit.unblock();
+        thread::yield_now();
+        commit.super_committed();
+    }
+
+    /// One operation that nobody else joins, and its commit if it `goes_on`.
+    fn operate_alone(&self, goes_on: bool) {
+        loop {
+            let begun = self.transactions.begin_commit(self.transactions.generation()).unwrap();
+            let Some(commit) = begun else { continue };
+            let inside = &self.inside[commit.generation().0 as usize];
+            let handle = commit.join_alone();
+            for _ in 0..2 {
+                assert_eq!(inside.load(SeqCst), 0, "another operation is joined");
+            }
+            drop(handle);
+            if goes_on {
+                self.finish(commit);
+            }
+            return;
+        }
     }
 }
 
@@ -108,6 +128,26 @@ fn cuts_beside_operations() {
 fn a_cut_never_meets_an_operation() {
     shuttle::check_random(cuts_beside_operations, schedules_each());
     shuttle::check_pct(cuts_beside_operations, schedules_each(), 3);
+}
+
+fn alone_beside_operations() {
+    let machine = Machine::new();
+    let mut threads: Vec<_> = (0..2)
+        .map(|_| spawn(&machine, |machine| (0..2).for_each(|_| assert!(machine.operate()))))
+        .collect();
+    threads.push(spawn(&machine, |machine| assert!(machine.commit())));
+    threads.extend(
+        [true, false].map(|goes_on| spawn(&machine, move |machine| machine.operate_alone(goes_on))),
+    );
+    join_all(threads);
+    let last = machine.transactions.super_committed().0;
+    assert!((2..=3).contains(&last), "one that does not go on commits nothing, up to {last}");
+}
+
+#[test]
+fn an_operation_that_is_alone_meets_no_other() {
+    shuttle::check_random(alone_beside_operations, schedules_each());
+    shuttle::check_pct(alone_beside_operations, schedules_each(), 3);
 }
 
 /// Every waiter gets the failure: to join, to commit, for the drain, for the completion.

@@ -324,8 +324,19 @@ pub enum ConflictKind {
 }
 
 impl ConflictKind {
-    /// Whether [`Winner`] may decide it.
+    /// Whether a [`Winner`] may decide it. Of a directory, or what is in one that is gone, one of
+    /// the sides may not be able to win; then it is reported again.
     pub fn can_be_decided(self) -> bool {
-        !matches!(self, Self::BothMoved | Self::Loop)
+        self != Self::Loop
     }
+}
+
+/// How a fork is applied.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ApplyOptions<'a> {
+    /// Who wins.
+    pub winner: Winner,
+    /// The name of an attribute of a subvolume's root directory that is left as it is on both
+    /// sides.
+    pub own_attribute: Option<&'a [u8]>,
 }

@@ -2,10 +2,10 @@
 mod small_volume;
 
 use cairn_engine::{Apply, Error, FsyncKind, Volume, VolumeOptions, Winner};
+use cairn_environment::thread;
 use small_volume::{DIRECTORY, FILE, device, get, open, open_with, put, used};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
 
 const ROUNDS: u8 = 25;
 
@@ -25,7 +25,7 @@ fn others_go_on_meanwhile() {
     let spawn = |work: fn(&Volume, cairn_engine::InodeId, u64)| {
         let (volume, ends, written) =
             (Arc::clone(&volume), Arc::clone(&ends), Arc::clone(&written));
-        thread::spawn(move || {
+        thread::spawn("other", move || {
             let mut at = 0;
             while !ends.load(Ordering::Acquire) {
                 work(&volume, origin, at);
@@ -107,7 +107,7 @@ fn what_is_only_in_memory_counts_as_changed() {
     assert!(matches!(&applied, Apply::Conflicts(conflicts) if conflicts.len() == 1), "{applied:?}");
     assert_eq!(
         get(&volume, origin, b"file").unwrap()[4_999..5_011],
-        [[1].repeat(1), [3].repeat(10), [1].repeat(1)].concat()
+        [vec![1], vec![3; 10], vec![1]].concat()
     );
 }
 

@@ -613,11 +613,26 @@ impl History {
         map.keys().nth(at).copied()
     }
 
-    /// `is_clean` makes it a crash after a sync instead.
+    /// `is_clean` makes it a crash after a sync instead. Sometimes there is a mount in between that
+    /// shows another subvolume at the root.
     fn open_again(&mut self, is_clean: bool) {
         self.volume.sync().unwrap();
+        let shown = Self::any(&mut self.random, &self.subvolumes).map(|number| self.id_of(number));
+        let deleted = Self::any(&mut self.random, &self.snapshots)
+            .filter(|_| self.random.below(2) == 0)
+            .map(|key| (key, self.id_of(key.0)));
         if is_clean {
             self.volume.close().unwrap();
+        }
+        if self.random.below(2) == 0 {
+            let volume = open(&self.device, shown);
+            if let Some((key, id)) = deleted {
+                volume.delete_snapshot(id, &name_of(key.1)).unwrap();
+                self.snapshots.remove(&key);
+            }
+            if self.random.below(2) == 0 {
+                volume.close().unwrap();
+            }
         }
         self.volume = open(&self.device, None);
         for (number, files) in std::mem::take(&mut self.subvolumes) {

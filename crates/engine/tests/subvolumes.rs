@@ -4,7 +4,7 @@ mod small_volume;
 
 use cairn_blockdev::BlockDevice;
 use cairn_engine::{Error, FileType, FsyncKind, InodeId, RenameMode, Volume, VolumeOptions};
-use small_volume::{DIRECTORY, FILE, device, get, open, put, used};
+use small_volume::{DIRECTORY, FILE, FIRST, device, get, open, put, used};
 use std::sync::Arc;
 
 #[test]
@@ -274,4 +274,46 @@ fn an_fsync_in_a_subvolume_that_no_superblock_has_is_durable() {
     let sub = volume.lookup(volume.root(), b"sub").unwrap().inode;
     assert_eq!(get(&volume, sub, b"file").unwrap(), b"synced");
     assert_eq!(get(&volume, volume.root(), b"beside").unwrap(), b"synced, too");
+}
+
+#[test]
+fn what_was_logged_of_the_first_subvolume_is_replayed_where_another_is_shown() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let other = volume.create_subvolume(root, b"other", &DIRECTORY).unwrap().inode;
+    let other = volume.subvolume_of(other).unwrap().0;
+    volume.commit().unwrap();
+    let file = put(&volume, root, b"file", b"logged");
+    volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+    drop(volume);
+    drop(open(&device, Some(other)));
+    let volume = open(&device, None);
+    assert_eq!(get(&volume, volume.root(), b"file").unwrap(), b"logged");
+}
+
+#[test]
+fn snapshots_of_the_first_subvolume_are_deleted_where_another_is_shown() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let other = volume.create_subvolume(root, b"other", &DIRECTORY).unwrap().inode;
+    let other = volume.subvolume_of(other).unwrap().0;
+    let file = put(&volume, root, b"file", &[1; 200_000]);
+    volume.create_snapshot(root, b"one").unwrap();
+    volume.write(file, 0, &[2; 200_000]).unwrap();
+    volume.fork(root, root, b"fork").unwrap();
+    volume.close().unwrap();
+    let volume = open(&device, Some(other));
+    let before = used(&volume);
+    volume.delete_snapshot(FIRST, b"one").unwrap();
+    let after = used(&volume);
+    assert!(after + 40 < before, "{before} blocks were in use, {after} are");
+    assert!(matches!(volume.root_of_subvolume(FIRST), Err(Error::NotFound)));
+    volume.close().unwrap();
+    let volume = open(&device, None);
+    assert_eq!(get(&volume, volume.root(), b"file").unwrap(), [2; 200_000]);
+    assert!(volume.snapshots(FIRST).unwrap().is_empty());
+    // Of what only a fork keeps, too.
+    volume.remove_subvolume(volume.root(), b"fork").unwrap();
 }

@@ -1,13 +1,11 @@
 //! What differs between a subvolume of a mounted volume at two times, for programs.
 //!
-//! The server says it as text, in parts: one record after the other, each with `;` at its end, its
-//! fields apart by spaces. Bytes of paths that are no letters, digits or a few signs stand as `%`
-//! and two digits.
+//! The server says it as [text](crate::path_text), in parts.
 use crate::control::{open_in_mount, send_cached_data_of};
-use crate::directory_requests::{DifferencesRequest, Request, ask};
+use crate::directory_requests::{Answer, DifferencesRequest, Request, ask};
 use crate::error::MountError;
+use crate::path_text::{decode_path, decode_records, encode_path, whole_text};
 use rustix::io::Errno;
-use std::fmt::Write;
 use std::path::Path;
 
 pub use cairn_engine::{Changes, Difference, DifferenceKind};
@@ -35,19 +33,9 @@ pub fn differences(old: &Path, new: &Path) -> Result<Vec<Difference>, MountError
         send_cached_data_of(new)?;
         answer = begin(true)?;
     }
-    let mut text = String::new();
-    loop {
-        let part = answer.differences.ok_or(refused(old, Errno::PROTO))?;
-        if answer.more && part.text.is_empty() {
-            return Err(refused(old, Errno::PROTO));
-        }
-        text.push_str(&part.text);
-        if !answer.more {
-            return decode(&text).ok_or(refused(old, Errno::PROTO));
-        }
-        let from = text.len() as u64;
-        answer = ask(DifferencesRequest::Continue { number: part.number, from })?;
-    }
+    let part = |answer: Answer| answer.differences.map(|part| (part.number, part.text));
+    let next = |number, from| ask(DifferencesRequest::Continue { number, from });
+    decode(&whole_text(old, answer, part, next)?).ok_or(refused(old, Errno::PROTO))
 }
 
 const CHANGES: usize = 6;
@@ -82,20 +70,9 @@ pub(crate) fn encode(differences: &[Difference]) -> String {
     text
 }
 
-fn encode_path(text: &mut String, path: &[u8]) {
-    for byte in path {
-        if byte.is_ascii_alphanumeric() || b"/._-+,=@~#".contains(byte) {
-            text.push(char::from(*byte));
-        } else {
-            let _ = write!(text, "%{byte:02x}");
-        }
-    }
-}
-
 fn decode(text: &str) -> Option<Vec<Difference>> {
-    let decode_record = |record: &str| {
-        let fields: Vec<&str> = record.split(' ').collect();
-        let (kind, path) = match fields[..] {
+    decode_records(text, |fields| {
+        let (kind, path) = match fields {
             ["-", path] => (DifferenceKind::Removed, path),
             ["+", path] => (DifferenceKind::Added, path),
             ["R", from, path] => (DifferenceKind::Moved { from: decode_path(from)? }, path),
@@ -103,11 +80,7 @@ fn decode(text: &str) -> Option<Vec<Difference>> {
             _ => return None,
         };
         Some(Difference { path: decode_path(path)?, kind })
-    };
-    match text.strip_suffix(';') {
-        Some(records) => records.split(';').map(decode_record).collect(),
-        None => text.is_empty().then(Vec::new),
-    }
+    })
 }
 
 fn decode_changes(letters: &str) -> Option<Changes> {
@@ -117,20 +90,6 @@ fn decode_changes(letters: &str) -> Option<Changes> {
         *field?.1 = true;
     }
     Some(changes)
-}
-
-fn decode_path(text: &str) -> Option<Vec<u8>> {
-    let (mut path, mut bytes) = (Vec::with_capacity(text.len()), text.bytes());
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            path.push(byte);
-            continue;
-        }
-        let digit = |byte: u8| char::from(byte).to_digit(16);
-        let (high, low) = (digit(bytes.next()?)?, digit(bytes.next()?)?);
-        path.push((high * 16 + low) as u8);
-    }
-    Some(path)
 }
 
 #[cfg(test)]

@@ -31,6 +31,8 @@ pub(crate) enum Request {
     Snapshots(SnapshotRequest),
     /// Say what differs from this one, or from this snapshot.
     Differences(DifferencesRequest),
+    /// Apply what has changed in this fork to what it came from.
+    Apply(ApplyRequest),
 }
 
 impl Request {
@@ -39,6 +41,7 @@ impl Request {
         match self {
             Self::List { .. } | Self::Show | Self::Differences(_) => false,
             Self::Snapshots(request) => request.changes_volume(),
+            Self::Apply(request) => matches!(request, ApplyRequest::Begin { .. }),
             Self::Create { .. }
             | Self::Fork { .. }
             | Self::Remove { .. }
@@ -126,6 +129,39 @@ pub(crate) struct Differences {
     pub(crate) must_send: bool,
 }
 
+/// What a program asks of the root directory of a fork that it has opened.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ApplyRequest {
+    /// Apply its changes; this side wins conflicts, or nothing is applied if there are any.
+    Begin { winner: Option<Side> },
+    /// Say more of a list of conflicts, from this byte on.
+    Continue { number: u64, from: u64 },
+}
+
+/// A side of an application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Side {
+    Fork,
+    Origin,
+}
+
+/// How much was applied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppliedCounts {
+    /// Names that came or went.
+    pub names: u64,
+    /// Files and directories that have changed or are gone.
+    pub inodes: u64,
+}
+
+/// A part of a list of conflicts.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Conflicts {
+    /// Of the list.
+    pub(crate) number: u64,
+    pub(crate) text: String,
+}
+
 /// What the server answers.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
@@ -141,6 +177,10 @@ pub(crate) struct Answer {
     pub(crate) schedule: Option<String>,
     #[serde(default)]
     pub(crate) rolled_back: Option<RolledBack>,
+    #[serde(default)]
+    pub(crate) applied: Option<AppliedCounts>,
+    #[serde(default)]
+    pub(crate) conflicts: Option<Conflicts>,
     /// There are more.
     pub(crate) more: bool,
 }
@@ -298,6 +338,9 @@ mod tests {
             Request::Snapshots(SnapshotRequest::Hold { name: b"x".to_vec(), held: true }),
             Request::Differences(DifferencesRequest::Begin { new: 1 << 62, sent: true }),
             Request::Differences(DifferencesRequest::Continue { number: u64::MAX, from: 7 }),
+            Request::Apply(ApplyRequest::Begin { winner: None }),
+            Request::Apply(ApplyRequest::Begin { winner: Some(Side::Fork) }),
+            Request::Apply(ApplyRequest::Continue { number: u64::MAX, from: 7 }),
         ] {
             let buffer = encode(&request).unwrap();
             assert_eq!(decode::<Request>(&buffer[..]), Some(request));
@@ -335,6 +378,8 @@ mod tests {
             space_bytes: Some(1),
             schedule: Some("every 1h keep 1x1h".into()),
             rolled_back: Some(RolledBack { old_name: b"\xff".to_vec(), has_nested: true }),
+            applied: Some(AppliedCounts { names: 1, inodes: u64::MAX }),
+            conflicts: Some(Conflicts { number: u64::MAX, text: "B %ff;".into() }),
             more: true,
         };
         assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[..]), Some(answer));

@@ -27,6 +27,7 @@
 #![deny(unsafe_code)]
 
 mod adapter;
+pub mod apply;
 mod control;
 pub mod differences;
 mod directory_requests;
@@ -36,6 +37,7 @@ mod mounted;
 mod mounting;
 mod negotiation;
 mod owner;
+mod path_text;
 pub mod protocol;
 pub mod schedule;
 mod session;

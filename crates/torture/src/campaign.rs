@@ -207,7 +207,7 @@ impl Shared {
 }
 
 /// Chooses places by the seed, each once, in ascending order.
-fn sample(total: u64, wanted: u64, seed: u64) -> Vec<u64> {
+pub(crate) fn sample(total: u64, wanted: u64, seed: u64) -> Vec<u64> {
     let mut random = Seeded::new(seed);
     let mut left = wanted.min(total);
     let mut chosen = Vec::with_capacity(left as usize);

@@ -9,8 +9,10 @@
 //! than the model's, and is no fsync, ends the run, since it may have been done or not.
 //!
 //! Each step of [`crate::systematic`] is such a run, followed by fsync and sync, and all of them
-//! one after the other are another.
+//! one after the other are another. A run of all workloads also requires that it met enough of
+//! every kind of fault; a sample of them does not.
 use crate::behind::search_behind;
+use crate::campaign;
 use crate::floors::Floors;
 use crate::history::ClientHistory;
 use crate::operation::{Base, Operation, Target};
@@ -206,7 +208,7 @@ pub struct Outcomes {
 pub struct FaultReport {
     /// Workloads of which every request failed.
     pub workloads: u64,
-    /// Workloads that there are.
+    /// Workloads to be run: all, or those of the sample.
     pub workloads_total: u64,
     /// By kind of fault and structure, those that were met.
     pub rows: Vec<FaultRow>,
@@ -224,6 +226,8 @@ pub struct FaultReport {
 const SCATTERED_MAX: u64 = 6;
 /// Points at which the power must fail behind each fault, on the average: more than at its end.
 const POINTS_PER_RUN: u64 = 2;
+/// Faults of each kind in a run of all workloads.
+const FAULTS_OF_A_KIND_MIN: u64 = 101;
 
 /// How a run with a fault ended.
 enum Ending {
@@ -275,22 +279,51 @@ fn all_rows(kinds: &[FaultKind]) -> Vec<FaultRow> {
     kinds.iter().flat_map(|kind| Structure::ALL.map(|structure| row(*kind, structure))).collect()
 }
 
-/// Runs everything. `progress` gets the workloads done and to be done; `stop` ends it early.
+/// What a complete run lacks: faults of a kind or of a structure, errors that were reported, or
+/// crash states behind them.
+fn missed(rows: &[FaultRow], kinds: &[FaultKind]) -> Vec<String> {
+    let mut missed = Vec::new();
+    for (kind, rows) in kinds.iter().zip(rows.chunks(Structure::ALL.len())) {
+        let row = &rows[0];
+        let name = format!("{} {} {}", row.request, row.error, row.span.name());
+        let sum = |count: fn(&Outcomes) -> u64| rows.iter().map(|row| count(&row.outcomes)).sum();
+        let mut expect = |what: &str, count: u64, least: u64| {
+            if count < least {
+                missed.push(format!("{name}: {count} {what}, at least {least}"));
+            }
+        };
+        expect("faults", sum(|row| row.faults), FAULTS_OF_A_KIND_MIN);
+        expect("reported", sum(|row| row.reported + row.stopped), 1);
+        expect("crash states", sum(|row| row.states), 1);
+        for row in rows {
+            let is_possible =
+                (kind.request == Request::Flush) == (row.structure == Structure::Device);
+            expect(row.structure.name(), row.outcomes.faults, u64::from(is_possible));
+        }
+    }
+    missed
+}
+
+/// Runs all workloads, or `sample` of them, chosen by the seed. `progress` gets the workloads done
+/// and to be done; `stop` ends it early.
 ///
 /// # Errors
 /// The volume to begin with can't be made. Findings are in the report.
 pub fn run(
     seed: u64,
+    sample: Option<u64>,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<FaultReport, String> {
     let start = Start::new(&systematic::setup())?;
     let kinds = kinds();
     let workloads = workloads();
-    let workloads_total = workloads.len() as u64;
+    let all = workloads.len() as u64;
+    let chosen = campaign::sample(all, sample.unwrap_or(all), seed);
+    let workloads_total = chosen.len() as u64;
     let mut report =
         FaultReport { workloads_total, rows: all_rows(&kinds), ..FaultReport::default() };
-    for (name, steps) in &workloads {
+    for (name, steps) in chosen.iter().map(|index| &workloads[*index as usize]) {
         if stop.load(Ordering::Relaxed) {
             break;
         }
@@ -324,15 +357,16 @@ pub fn run(
         report.workloads += 1;
         progress(report.workloads, workloads_total);
     }
-    report.rows.retain(|row| row.outcomes.faults > 0);
-    if report.workloads == workloads_total && report.findings.is_empty() {
+    if report.workloads == all && report.findings.is_empty() {
         let SearchReport { runs, points, states, during_recovery, checked, .. } = report.search;
         report.too_little = Floors::FAULTS.too_little((runs, states), during_recovery, &checked);
         let points_min = POINTS_PER_RUN * runs;
         if points < points_min {
             report.too_little.push(format!("power failures: {points}, at least {points_min}"));
         }
+        report.too_little.extend(missed(&report.rows, &kinds));
     }
+    report.rows.retain(|row| row.outcomes.faults > 0);
     Ok(report)
 }
 

@@ -1,4 +1,5 @@
 //! One file per command of the product.
+pub mod apply;
 pub mod device;
 pub mod diff;
 pub mod dump;

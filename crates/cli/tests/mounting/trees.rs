@@ -1,7 +1,9 @@
 //! Trees of files of all kinds, and what is seen of them.
 use rustix::fs::{CWD, XattrFlags};
 use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
 use std::fs::{self, File};
+use std::hash::{Hash, Hasher};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -45,18 +47,44 @@ pub fn tree(directory: &Path) -> BTreeMap<PathBuf, String> {
             format!("{:?}", fs::read_link(&path).unwrap())
         } else if kind.is_file() {
             let bytes = fs::read(&path).unwrap();
-            format!("{} {:?}", metadata.nlink(), String::from_utf8_lossy(&bytes))
+            format!("{} {}", metadata.nlink(), short(&bytes))
         } else {
             String::new()
         };
         let shown = format!(
-            "{:o} {} {} {} {content}",
+            "{:o} {}:{} {} {} {:?} {content}",
             metadata.mode(),
             metadata.uid(),
+            metadata.gid(),
             metadata.mtime(),
-            metadata.mtime_nsec()
+            metadata.mtime_nsec(),
+            attributes(&path)
         );
         found.insert(below, shown);
     }
     found
+}
+
+/// Bytes, or what stands for many of them.
+fn short(bytes: &[u8]) -> String {
+    if bytes.len() <= 100 {
+        return format!("{:?}", String::from_utf8_lossy(bytes));
+    }
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    format!("{} bytes {:x}", bytes.len(), hasher.finish())
+}
+
+/// The extended attributes of a file, by name.
+fn attributes(path: &Path) -> BTreeMap<String, String> {
+    let mut names = vec![0; 64 << 10];
+    let length = rustix::fs::llistxattr(path, &mut names[..]).unwrap();
+    let names = names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    let names = names.map(|name| String::from_utf8(name.to_owned()).unwrap());
+    let value = |name: &String| {
+        let mut value = vec![0; 64 << 10];
+        let length = rustix::fs::lgetxattr(path, name, &mut value[..]).unwrap();
+        short(&value[..length])
+    };
+    names.map(|name| (name.clone(), value(&name))).collect()
 }

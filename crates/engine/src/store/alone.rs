@@ -17,37 +17,51 @@ use super::commit::Kind;
 use super::operation::{Effort, Operation};
 use crate::{InodeId, Result};
 use cairn_btree::Tree;
-use cairn_format::NODE_BLOCKS;
 use cairn_space::Request;
 
+/// By so many nodes the tree may grow until the operation is alone.
+const SPARE_NODES: u64 = 64;
+
+/// What an operation changes at most.
+#[derive(Clone, Copy)]
+pub(crate) struct OperationSize {
+    /// Items.
+    pub(crate) items: u64,
+    /// Of these, items that come, or may become longer.
+    pub(crate) growing: u64,
+}
+
 impl Store {
-    /// Has `work` change up to `items` items in the tree of `inode`, alone, and commits. Nothing is
-    /// committed if it fails or returns `None`; it has changed nothing then.
+    /// Has `work` change the tree of `inode`, alone, and commits. Nothing is committed if it fails
+    /// or returns `None`; it has changed nothing then. `like` is a tree that does not change and
+    /// has about as many nodes.
     pub(crate) fn alone<T>(
         &self,
         inode: InodeId,
-        items: u64,
+        like: &Tree,
+        size: OperationSize,
         work: impl Fn(&mut Operation<'_>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         self.check_writable()?;
         let subvolume = self.trees.subvolume(inode)?;
         subvolume.check_writable()?;
-        let nodes_now = || {
-            let nodes = self.worst_case_alone(subvolume.tree(), items);
-            nodes + self.nodes_for_cut(items + nodes)
+        let nodes_of = |tree: &Tree, existing: u64| {
+            let joined = tree.worst_case_joined(size.items);
+            let nodes = joined.min(Tree::worst_case_alone(existing, size.growing));
+            nodes + self.nodes_for_cut(size.items + nodes)
         };
-        let mut more = 0;
+        let mut nodes = nodes_of(like, like.count_nodes()? + SPARE_NODES);
         loop {
-            let nodes = nodes_now() + more;
             let keeps = subvolume.tree().boundary().shared_until().0 > 0;
             let request = Request { data_blocks: 0, nodes };
             let reservation = self.reserve_where(request, Effort::Ordinary, keeps)?;
             let running = self.transactions.generation();
             let Some(mut commit) = self.transactions.begin_commit(running)? else { continue };
             subvolume.check_alive()?;
-            if nodes_now() > nodes {
-                // The volume grew meanwhile, and may grow again.
-                more = 2 * more + nodes_now() - nodes;
+            let needed = nodes_of(subvolume.tree(), subvolume.tree().count_nodes()?);
+            if needed > nodes {
+                // It grew meanwhile.
+                nodes = needed;
                 continue;
             }
             let done = {
@@ -60,13 +74,5 @@ impl Store {
             }
             return Ok(done);
         }
-    }
-
-    /// Nodes that so many changes of `tree` by one operation take at most. Many of them copy each
-    /// node that there is once, and otherwise only split some: a change one leaf, and fewer above.
-    fn worst_case_alone(&self, tree: &Tree, items: u64) -> u64 {
-        let used = self.space.report().used;
-        let copies_and_splits = used / NODE_BLOCKS + 2 * items + 64;
-        tree.worst_case_joined(items).min(copies_and_splits)
     }
 }

@@ -73,7 +73,7 @@ impl Store {
         for fork in wanted {
             let (origin, names_none) = self.origin_of(&fork, generation, &places)?;
             let directories = match fork.source {
-                Source::Head(_, id) => Some(self.directories_with_names(id, &places)?),
+                Source::Head(_, id) => self.directories_with_names(id, &places)?,
                 Source::Snapshot(_) if names_none => Some(Vec::new()),
                 Source::Snapshot(_) => None,
             };
@@ -122,7 +122,7 @@ impl Store {
             return Ok((Origin { subvolume: id, generation: made }, item.names_none));
         }
         let is_named_in = wanted.iter().any(|place| place.subvolume == id);
-        let names_none = !is_named_in && !records.any_named_in(id)?;
+        let names_none = !is_named_in && !records.may_name(id)?;
         let item = SnapshotItem {
             root: Default::default(),
             created_ns: now_ns(),
@@ -140,14 +140,22 @@ impl Store {
     }
 
     /// The directories of `id` in which names of subvolumes stand, and those of the forks that the
-    /// cut makes: all of these names are in the origin.
-    fn directories_with_names(&self, id: TreeId, wanted: &[Place]) -> Result<Vec<InodeNumber>> {
+    /// cut makes: all of these names are in the origin. `None` stands for all directories: of a
+    /// fork that has such names itself it is not known where.
+    fn directories_with_names(
+        &self,
+        id: TreeId,
+        wanted: &[Place],
+    ) -> Result<Option<Vec<InodeNumber>>> {
+        if self.trees.lock_records().find(id)?.is_some_and(|item| item.names_others) {
+            return Ok(None);
+        }
         let all = self.trees.places()?.into_iter().chain(wanted.iter().copied());
         let here = all.filter(|place| place.subvolume == id);
         let mut directories: Vec<_> = here.map(|place| place.directory).collect();
         directories.sort_unstable();
         directories.dedup();
-        Ok(directories)
+        Ok(Some(directories))
     }
 
     /// The subvolume that is no fork from which the one of this inode descends. What descends from

@@ -113,7 +113,7 @@ impl Store {
                     return Ok(None);
                 }
                 if self.trees.lock_records().find(id)?.is_none() {
-                    let root = |origin: Origin| self.trees.slot_of(origin.subvolume);
+                    let root = |origin: Origin| self.trees.slot_for_work(origin.subvolume);
                     return Ok(item.origin.map(root).transpose()?.map(InodeId::root_of));
                 }
             } else if self.is_newest_needed(id)? {

@@ -14,7 +14,7 @@
 //!
 //! Fields that only this folder changes are visible only here. The others are handles that check
 //! their own invariants.
-mod alone;
+pub(crate) mod alone;
 mod commit;
 mod committer;
 pub(crate) mod counters;

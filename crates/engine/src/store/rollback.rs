@@ -43,7 +43,7 @@ impl Store {
                     return Err(Error::Exists);
                 }
             }
-            if self.cut_work.wants(self.trees.slot_of(id)?, Some(name)) {
+            if self.cut_work.wants(self.trees.slot_for_work(id)?, Some(name)) {
                 return Err(Error::Exists);
             }
         }

@@ -199,7 +199,7 @@ impl Store {
                 let change = Change { generation, reservation: &wanted.reservation };
                 let records = self.trees.lock_records();
                 let id = self.trees.subvolume(InodeId::root_of(wanted.subvolume))?.id;
-                let names_none = !self.cut_work.wants_name_in(id) && !records.any_named_in(id)?;
+                let names_none = !self.cut_work.wants_name_in(id) && !records.may_name(id)?;
                 let item = SnapshotItem { names_none, ..wanted.item };
                 records.put_snapshot(&change, &self.superblock, wanted.subvolume, item)?;
                 Ok(generation)
@@ -333,13 +333,13 @@ impl Store {
     /// Subvolumes of which dead runs are to be freed, by their root directories.
     pub(crate) fn with_cleanups(&self) -> Result<Vec<InodeId>> {
         let ids = self.trees.with_items(ItemKind::Cleanup)?.into_iter();
-        ids.map(|id| Ok(InodeId::root_of(self.trees.slot_of(id)?))).collect()
+        ids.map(|id| Ok(InodeId::root_of(self.trees.slot_for_work(id)?))).collect()
     }
 
     /// Begins an operation on the snapshots of the subvolume `id`, which is opened unless it is
     /// headless.
     pub(super) fn begin_on_snapshots(&self, id: TreeId) -> Result<Operation<'_>> {
-        let slot = self.trees.slot_of(id)?;
+        let slot = self.trees.slot_for_work(id)?;
         if !self.trees.is_headless(id)? {
             self.open_subvolume(slot, |_| Ok(()))?;
         }
@@ -531,7 +531,7 @@ impl Operation<'_> {
         let trees = &self.store().trees;
         let root = InodeId::root_of(trees.know_snapshot(id, made, number));
         trees.subvolume(root)?.end();
-        Ok([InodeId::root_of(trees.slot_of(id)?), root])
+        Ok([InodeId::root_of(trees.slot_for_work(id)?), root])
     }
 
     /// Removes a snapshot of the operation's subvolume; its cleanup is noted.

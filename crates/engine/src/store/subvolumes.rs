@@ -90,7 +90,7 @@ impl Store {
         let records = self.trees.all_records(&self.superblock)?;
         let (of, mut dying) = (self.being_removed(&records)?, Vec::new());
         for (id, item) in records.into_iter().filter(|(_, item)| item.is_nameless()) {
-            let slot = self.trees.slot_of(id)?;
+            let slot = self.trees.slot_for_work(id)?;
             if !item.is_headless {
                 self.trees.open_slot(slot, |_| Ok(()))?;
             }

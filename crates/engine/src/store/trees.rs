@@ -26,7 +26,7 @@ use cairn_environment::lock::Mutex;
 use cairn_format::{
     BlockRange, FormatError, Generation, Geometry, INODE_FIRST, InodeNumber, ItemKind, Key,
     NodePointer, Origin, RootItem, SnapshotItem, Structure, SubvolumeItem, Superblock, TREE_DEAD,
-    TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
+    TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
 };
 use cairn_space::{Boundary, Space};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -145,6 +145,9 @@ impl Subvolume {
         self.files.get().map(|opened| &opened.tree.tree)
     }
 }
+
+/// The slot of the first subvolume where another one is shown at the root. No other has it.
+const HIDDEN_SLOT: u32 = InodeId::SLOT_END - 1;
 
 const CHUNK: usize = 1024;
 
@@ -287,16 +290,22 @@ impl Trees {
         slot
     }
 
-    /// The slot of a subvolume.
+    /// The slot of a subvolume that can be reached from the root.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if it is the first one, and another one is shown at the root: it has
-    /// none.
+    /// [`Error::NotFound`] if it is the first one, and another one is shown at the root.
     pub(crate) fn slot_of(&self, id: TreeId) -> Result<u32> {
+        let is_hidden = id == TREE_FILES && self.in_slot(0).is_some_and(|shown| shown.id != id);
+        if is_hidden { Err(Error::NotFound) } else { self.slot_for_work(id) }
+    }
+
+    /// The slot of a subvolume, for what is not about names: the first one has one, too, where
+    /// another one is shown at the root.
+    pub(in crate::store) fn slot_for_work(&self, id: TreeId) -> Result<u32> {
         if let Some(slot) = self.slots.lock().get(&id.0) {
             return Ok(*slot);
         }
-        let slot = self.item(id)?.number;
+        let slot = if id == TREE_FILES { HIDDEN_SLOT } else { self.item(id)?.number };
         let subvolume = self.put_in_slot(id, slot);
         let is_it = subvolume.id == id && subvolume.snapshot.is_none();
         if is_it { Ok(slot) } else { Err(Error::NotFound) }
@@ -463,7 +472,7 @@ impl Trees {
         if !tree.holds_files() {
             return Err(self.damaged(format!("an item of tree {tree}, which is no tree of files")));
         }
-        let slot = self.slot_of(tree)?;
+        let slot = self.slot_for_work(tree)?;
         Ok(self.open_slot(slot, |_| Ok(()))?.tree())
     }
 

@@ -2,7 +2,7 @@
 use super::Volume;
 use crate::names::entries::check_name;
 use crate::store::snapshots::is_temporary_name;
-use crate::types::{Apply, Attributes, Difference, Winner};
+use crate::types::{Apply, ApplyOptions, Attributes, Difference, Winner};
 use crate::{Error, InodeId, Result, Rollback, RollbackOptions, SnapshotInfo, SnapshotUsage};
 
 /// Snapshots: subvolumes as they were, to read.
@@ -270,14 +270,69 @@ impl Volume {
 
     /// Applies what has changed in a fork since it was made to the subvolume that it came from,
     /// which may have changed, too: all of it or nothing, also after a crash. Durable when this
-    /// returns.
+    /// returns. The fork stays as it is.
+    ///
+    /// - A file counts as one thing. If only the fork has changed it, it gets the fork's data,
+    ///   attributes, times and extended attributes, and stays the same inode; who has it open sees
+    ///   that. Of its names the same holds apart from that.
+    /// - Of a directory, its entries count, one by one, and its attributes.
+    /// - What both have changed, and not in the same way, is a conflict. With one of them nothing
+    ///   is changed, unless `winner` decides all. If the origin wins, what belongs together in the
+    ///   fork is left out together: a new directory with what is in it, both ends of a move.
+    /// - Subvolumes that are nested in either are left out. Preallocated space is not applied.
+    ///
+    /// What the fork writes was copied before, so it takes space of its own in both. The work is in
+    /// proportion to what differs; others can't change the volume while the trees are changed.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # let device = Arc::new(cairn_blockdev::MemoryDevice::new(32 << 20));
+    /// # cairn_engine::mkfs::mkfs(&*device, &Default::default())?;
+    /// # let volume = cairn_engine::Volume::open(device, Default::default())?;
+    /// # let new = cairn_engine::NewInode {
+    /// #     file_type: cairn_engine::FileType::Directory,
+    /// #     mode: 0o755,
+    /// #     uid: 0,
+    /// #     gid: 0,
+    /// #     device: 0,
+    /// #     target: None,
+    /// # };
+    /// use cairn_engine::{Apply, Winner};
+    ///
+    /// let base = volume.create_subvolume(volume.root(), b"base", &new)?.inode;
+    /// let file = cairn_engine::NewInode { file_type: cairn_engine::FileType::Regular, ..new };
+    /// let notes = volume.create(base, b"notes", &file)?.inode;
+    /// volume.write(notes, 0, b"first")?;
+    ///
+    /// let fork = volume.fork(base, volume.root(), b"trial")?.inode;
+    /// let copy = volume.lookup(fork, b"notes")?.inode;
+    /// volume.write(copy, 0, b"other")?;
+    /// assert!(matches!(volume.apply(fork, Winner::Neither)?, Apply::Done(_)));
+    /// let mut text = Vec::new();
+    /// volume.read(notes, 0, 5, &mut text)?;
+    /// assert_eq!(text, b"other");
+    ///
+    /// volume.write(copy, 0, b"fork ")?;
+    /// volume.write(notes, 0, b"base ")?;
+    /// let Apply::Conflicts(conflicts) = volume.apply(fork, Winner::Neither)? else { panic!() };
+    /// assert_eq!(conflicts[0].path, b"notes");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As of [`Volume::origin_of_fork`]; [`Error::Busy`] if the subvolume changes all the time;
     /// [`Error::NoSpace`]; the failure that stopped the volume; [`Error::Damaged`],
     /// [`Error::Device`], [`Error::DataChecksum`].
     pub fn apply(&self, fork: InodeId, winner: Winner) -> Result<Apply> {
-        self.names().apply(fork, winner)
+        self.apply_with(fork, ApplyOptions { winner, ..ApplyOptions::default() })
+    }
+
+    /// As [`Volume::apply`], with [`ApplyOptions`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn apply_with(&self, fork: InodeId, options: ApplyOptions<'_>) -> Result<Apply> {
+        self.names().apply(fork, options)
     }
 
     /// Deletes a subvolume's own snapshots that these transactions made, in one commit, as

@@ -1,12 +1,12 @@
-//! Ioctls: sync, the two shutdowns, trim, and requests about subvolumes, snapshots and differences.
-//! Each works on a thread of its own, since it may take long.
+//! Ioctls: sync, the two shutdowns, trim, and requests about subvolumes, snapshots, differences and
+//! applications. Each works on a thread of its own, since it may take long.
 //!
 //! The GOINGDOWN ioctl of other file systems comes without its flags. Its caller gets the shutdown
 //! that loses nothing, which every flag permits. The one that drops what isn't durable has a number
 //! of its own.
 use super::shutdown::ASKED_FOR;
 use super::subvolumes::Asker;
-use super::{VolumeHandler, answer, differences, fail, rollback, snapshots, subvolumes};
+use super::{VolumeHandler, answer, apply, differences, fail, rollback, snapshots, subvolumes};
 use crate::directory_requests::{self, Request};
 use crate::kernel;
 use crate::protocol::RequestHeader;
@@ -50,8 +50,8 @@ impl VolumeHandler {
         let is_privileged = is_privileged(header);
         let asker = Asker::new(header, is_privileged);
         let (volume, directory) = (self.volume.clone(), InodeId(header.node));
-        let (shown, kept) = (Arc::clone(&self.snapshots), Arc::clone(&self.differences));
-        let keeper = Arc::clone(&self.keeper);
+        let (shown, kept) = (Arc::clone(&self.snapshots), Arc::clone(&self.kept_texts));
+        let (keeper, writeback) = (Arc::clone(&self.keeper), self.writeback);
         thread::spawn("cairn-subvolume", move || {
             let done = match &request {
                 Request::Snapshots(request) => {
@@ -59,6 +59,10 @@ impl VolumeHandler {
                 }
                 Request::Differences(request) => {
                     differences::serve(&volume, &kept, directory, is_privileged, request)
+                }
+                Request::Apply(request) => {
+                    let mount = apply::Mount { volume: &volume, kept: &kept, writeback };
+                    apply::serve(&mount, directory, is_privileged, request, &reply)
                 }
                 Request::Rollback { name, snapshot } => {
                     let mount = rollback::Mount { volume: &volume, shown: &shown, keeper: &keeper };

@@ -19,6 +19,7 @@
 //! The volume's end: DESTROY and the end of the session both close it. One of them does, and the
 //! other waits for the result. A snapshot that is being made by a schedule is finished first.
 
+mod apply;
 #[cfg(test)]
 mod at_once_tests;
 mod attributes;
@@ -36,6 +37,7 @@ mod holes;
 mod ioctl;
 mod keeper;
 mod keeper_requests;
+mod kept_texts;
 #[cfg(test)]
 mod killed_programs_tests;
 #[cfg(test)]
@@ -59,8 +61,8 @@ mod volume_tests;
 pub use keeper::Keeper;
 pub use periodic::PeriodicCommit;
 
-use self::differences::KeptDifferences;
 use self::keeper_requests::KeeperRequests;
+use self::kept_texts::KeptTexts;
 use self::overdrawn::Overdrawn;
 use self::requests::RequestCounters;
 use self::settle::WritesInWork;
@@ -124,7 +126,7 @@ pub struct VolumeHandler {
     overdrawn: Overdrawn,
     shutdown: ShutdownState,
     snapshots: Arc<SnapshotDirectories>,
-    differences: Arc<KeptDifferences>,
+    kept_texts: Arc<KeptTexts>,
     keeper: Arc<KeeperRequests>,
     /// The listing of the root directory has `.snapshots`.
     shows_snapshots: bool,
@@ -148,7 +150,7 @@ impl VolumeHandler {
             overdrawn: Overdrawn::default(),
             shutdown: ShutdownState::default(),
             snapshots: Arc::default(),
-            differences: Arc::default(),
+            kept_texts: Arc::default(),
             keeper: Arc::new(KeeperRequests::new()),
             shows_snapshots: false,
             ending: AtomicBool::new(false),

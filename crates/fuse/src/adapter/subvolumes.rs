@@ -124,7 +124,10 @@ pub(super) fn serve(
             }
             volume.set_default_subvolume(root_of(volume, directory)?)?;
         }
-        Request::Rollback { .. } | Request::Snapshots(_) | Request::Differences(_) => {
+        Request::Rollback { .. }
+        | Request::Snapshots(_)
+        | Request::Differences(_)
+        | Request::Apply(_) => {
             return Err(Errno::INVAL.into());
         }
     }

@@ -25,6 +25,8 @@ wire! {
     OutHeader { length: u32, error: i32, unique: u64 }
     /// A notification: its header has this number instead of an error, and no request's number.
     InvalidateInode { node: u64, offset_bytes: i64, length_bytes: i64 }
+    /// A notification, followed by `length_bytes` of data.
+    StoreOut { node: u64, offset_bytes: u64, length_bytes: u32, padding: u32 }
     /// A notification, followed by the numbers of `count` nodes.
     PruneOut { count: u32, padding: u32, spare: u64 }
     Attr {
@@ -225,6 +227,8 @@ pub mod setattr_flag {
 pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
 /// Code of the notification [`InvalidateEntry`].
 pub const NOTIFY_INVALIDATE_ENTRY: i32 = 3;
+/// Code of the notification [`StoreOut`].
+pub const NOTIFY_STORE: i32 = 4;
 /// Since Linux 6.18: drop unused inodes from the cache.
 pub const NOTIFY_PRUNE: i32 = 9;
 /// In [`Statx`]: all basic attributes and the time of birth, `STATX_BASIC_STATS | STATX_BTIME`.

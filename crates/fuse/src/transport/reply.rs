@@ -3,7 +3,7 @@ use super::device::Channel;
 use super::ring::RingReply;
 use crate::protocol::wire::{
     InvalidateEntry, InvalidateInode, NOTIFY_INVALIDATE_ENTRY, NOTIFY_INVALIDATE_INODE,
-    NOTIFY_PRUNE, OutHeader, PruneOut,
+    NOTIFY_PRUNE, NOTIFY_STORE, OutHeader, PruneOut, StoreOut,
 };
 use cairn_blockdev::{AlignedBuffer, BLOCK_BYTES};
 use rustix::io::Errno;
@@ -60,6 +60,23 @@ impl Notifier {
             IoSlice::new(prune.as_bytes()),
             IoSlice::new(nodes.as_bytes()),
         ])
+    }
+
+    /// Makes the kernel drop its cached attributes of `node`. Returns whether it knows the node.
+    pub fn is_known(&self, node: u64) -> bool {
+        // A negative offset means: no data.
+        let what = InvalidateInode { node, offset_bytes: -1, length_bytes: 0 };
+        let length = (size_of::<OutHeader>() + size_of_val(&what)) as u32;
+        let header = OutHeader { length, error: NOTIFY_INVALIDATE_INODE, unique: 0 };
+        self.0.write(&[IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())]).is_ok()
+    }
+
+    /// Puts `data` into the kernel's cache of the data of `node`. The kernel takes the file to be
+    /// at least so long. Waits for pages that other requests may hold: never on a request thread.
+    pub fn store(&self, node: u64, offset_bytes: u64, data: &[u8]) {
+        let length_bytes = data.len() as u32;
+        let what = StoreOut { node, offset_bytes, length_bytes, ..StoreOut::default() };
+        notify(&self.0, NOTIFY_STORE, &[what.as_bytes(), data]);
     }
 
     /// Makes the kernel drop its cache of the data of `node`; as [`Reply::invalidate_data`], never

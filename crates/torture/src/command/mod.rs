@@ -127,6 +127,9 @@ struct Ace {
 /// by operation.
 #[derive(Parser)]
 struct Faults {
+    /// Run only this many workloads, chosen by the seed.
+    #[arg(long, value_name = "N", value_parser = from_one())]
+    sample: Option<u64>,
     /// Seed that chooses which unflushed writes survive the power failure [default: a random one,
     /// which is printed].
     #[arg(long, value_name = "S")]
@@ -326,7 +329,7 @@ impl Faults {
     fn run(&self) -> anyhow::Result<ExitCode> {
         let interrupt = Interrupt::by_signals_with_notice()?;
         let seed = self.seed.unwrap_or_else(random::u64);
-        print(&runs::faults::run(seed, &interrupt)?, self.json)
+        print(&runs::faults::run(seed, self.sample, &interrupt)?, self.json)
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! 1. fsck and the dumps read it; everything is read as an extraction reads it.
 //! 2. It is opened for reading; everything is listed and read, within bounds.
-//! 3. It is opened for writing; names and files are changed, and it is closed.
+//! 3. It is opened for writing; names and files are changed in each subvolume, snapshots and forks
+//!    are made and removed, subvolumes are rolled back; and it is closed.
 //! 4. A copy is repaired.
 //!
 //! Rules: nothing panics or goes on for ever (the caller watches that). What fsck calls whole can
@@ -14,13 +15,14 @@
 //! can be mounted after it, and what could be read of files can still be read, unless two claimed
 //! the same blocks, or two extents of the file the same part of it: then what reading gives depends
 //! on where it begins.
+use super::lineages;
 use super::loss::loss;
 use super::overlay::OverlayDevice;
 use super::walk::{Found, change, going_on, walk};
 use crate::second_reader;
 use cairn_blockdev::BlockDevice;
 use cairn_engine::{Error, Volume, VolumeOptions};
-use cairn_format::{TREE_FILES, TREE_ROOTS};
+use cairn_format::{TREE_DEAD, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES};
 use cairn_fsck::{CheckOptions, FsckError, PassId, Report, Severity, check, dump};
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -117,7 +119,7 @@ fn describe(seen: &mut Seen, stage: &str, report: &Result<Report, FsckError>) {
 }
 
 fn dumps(device: &OverlayDevice) {
-    let trees = [TREE_FILES, TREE_ROOTS]
+    let trees = [TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TREE_DEAD]
         .map(|tree| dump::dump_tree(device, tree, None).map(|tree| tree.to_string()));
     let others = (dump::dump_super(device), dump::dump_log(device), dump::dump_space(device));
     // What they say of a damaged volume is theirs to choose.
@@ -177,8 +179,16 @@ fn write(device: &OverlayDevice, whole: bool, seen: &mut Seen) -> Result<bool, S
         }
     };
     // What is changed in a volume that is not whole may be anything.
-    let going_on = if whole { going_on(&device) } else { BTreeSet::new() };
-    let errors = change(&volume, &going_on);
+    let has_several = volume.superblock().features.has_subvolumes();
+    let going_on = match whole {
+        true => (!has_several).then(|| going_on(&device)),
+        false => Some(BTreeSet::new()),
+    };
+    let mut errors = Vec::new();
+    if has_several {
+        errors = lineages::change(&volume);
+    }
+    errors.extend(change(&volume, going_on.as_ref()));
     let closed = volume.close();
     for error in errors.into_iter().chain(closed.as_ref().err().map(ToString::to_string)) {
         seen.text("change", &error);
@@ -187,14 +197,38 @@ fn write(device: &OverlayDevice, whole: bool, seen: &mut Seen) -> Result<bool, S
         }
     }
     drop(volume);
-    let report = fsck(&device, false);
+    expect_whole(&device, whole, "after changes", seen)?;
+    if has_several {
+        // What is left to remove goes on.
+        match open(&device, false).and_then(|volume| {
+            volume.sync()?;
+            volume.commit()?;
+            volume.close()
+        }) {
+            Err(error) if whole => {
+                return Err(format!("whole before, but after changes it can't be used: {error}"));
+            }
+            _ => expect_whole(&device, whole, "after another mount", seen)?,
+        }
+    }
+    Ok(true)
+}
+
+/// What was whole is whole.
+fn expect_whole(
+    device: &OverlayDevice,
+    whole: bool,
+    when: &str,
+    seen: &mut Seen,
+) -> Result<(), String> {
+    let report = fsck(device, false);
     describe(seen, "check of the changed volume", &report);
     match report {
         Ok(report) if whole && report.errors > 0 => {
-            Err(format!("whole before, but not after changes: {report}"))
+            Err(format!("whole before, but not {when}: {report}"))
         }
-        Err(error) if whole => Err(format!("whole before, but not after changes: {error}")),
-        _ => Ok(true),
+        Err(error) if whole => Err(format!("whole before, but not {when}: {error}")),
+        _ => Ok(()),
     }
 }
 

@@ -8,7 +8,7 @@
 //! Inputs run on a thread of their own. One that does not end in time is a finding, and its thread
 //! is left behind. A panic on any thread is one, too. Process-wide state: while it runs, panics are
 //! collected instead of printed; one run at a time.
-use super::images::BaseImage;
+use super::images::{BaseImage, first_byte, one_subvolume};
 use super::input::{mutate, shrink};
 use super::{to_hex, try_input};
 use cairn_environment::clock::{Monotonic, now_monotonic};
@@ -47,6 +47,8 @@ pub struct FuzzOptions {
     pub corpus: Vec<Vec<u8>>,
     /// Nothing else: neither the unchanged volumes before, nor new inputs.
     pub only_corpus: bool,
+    /// New inputs also mean volumes with several subvolumes, snapshots and forks.
+    pub several_subvolumes: bool,
     /// An input that takes longer is a finding.
     pub time_per_input_max: Duration,
     /// Looks for inputs that make memory run out.
@@ -65,6 +67,7 @@ impl Default for FuzzOptions {
             runs_max: u64::MAX,
             corpus: Vec::new(),
             only_corpus: false,
+            several_subvolumes: false,
             time_per_input_max: Duration::from_secs(60),
             allocations: None,
             findings_max: 10,
@@ -257,7 +260,7 @@ pub fn fuzz(options: &FuzzOptions, progress: &mut dyn FnMut(FuzzProgress<'_>)) -
 impl Fuzzer<'_> {
     fn run(&mut self, progress: &mut dyn FnMut(FuzzProgress<'_>)) {
         let unchanged_count = if self.options.only_corpus { 0 } else { self.bases.len() };
-        let unchanged = (0..unchanged_count).map(|image| vec![image as u8]);
+        let unchanged = (0..unchanged_count).map(|image| vec![first_byte(image)]);
         let given: Vec<Vec<u8>> = unchanged.chain(self.options.corpus.iter().cloned()).collect();
         let mut random = Seeded::new(self.options.seed);
         for turn in 0.. {
@@ -269,8 +272,21 @@ impl Fuzzer<'_> {
             if done || over || self.findings.len() >= self.options.findings_max {
                 return;
             }
-            let input =
-                given.get(turn).cloned().unwrap_or_else(|| mutate(&self.corpus, &mut random));
+            let input = given.get(turn).cloned().unwrap_or_else(|| {
+                let mut input = mutate(&self.corpus, &mut random);
+                let several = self.options.several_subvolumes;
+                if let Some(first) = input.first_mut() {
+                    // Most inputs that are kept with the code are of the first images.
+                    *first = match several.then(|| random.below(2 * self.bases.len() as u64)) {
+                        None => one_subvolume(*first),
+                        Some(image) if image < self.bases.len() as u64 => {
+                            first_byte(image as usize)
+                        }
+                        Some(_) => *first,
+                    };
+                }
+                input
+            });
             let before = self.findings.len();
             self.one(input);
             progress(FuzzProgress {

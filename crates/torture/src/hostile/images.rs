@@ -7,19 +7,49 @@ pub mod sparse_image;
 use super::overlay::{Image, OverlayDevice};
 use cairn_blockdev::{BLOCK_BYTES, BlockDevice};
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, Checkpoint, Extent, Geometry, ItemKind, NODE_BLOCKS, NODE_SIZE, Node,
-    RootItem, Superblock, TREE_ROOTS,
+    BLOCK_SIZE, BlockNumber, Checkpoint, DeadListItem, Extent, Geometry, ItemKind, Key,
+    NODE_BLOCKS, NODE_SIZE, Node, RootItem, SnapshotItem, SubvolumeItem, Superblock, TREE_FILES,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Name and sparse content of each volume. Inputs name them by their number: append only.
-const IMAGES: [(&str, &[u8]); 5] = [
+/// Name and sparse content of each volume. Inputs name them by their number ([`chosen`]): append
+/// only.
+const IMAGES: [(&str, &[u8]); 9] = [
     ("everything", include_bytes!("../../corpus/images/everything.sparse")),
     ("logged", include_bytes!("../../corpus/images/logged.sparse")),
     ("orphans", include_bytes!("../../corpus/images/orphans.sparse")),
     ("wrapped", include_bytes!("../../corpus/images/wrapped.sparse")),
     ("deep", include_bytes!("../../corpus/images/deep.sparse")),
+    ("snapshots", include_bytes!("../../corpus/images/snapshots.sparse")),
+    ("forks", include_bytes!("../../corpus/images/forks.sparse")),
+    ("removal", include_bytes!("../../corpus/images/removal.sparse")),
+    ("naming", include_bytes!("../../corpus/images/naming.sparse")),
 ];
+/// The first images have one subvolume. Most bytes name one of them, modulo their number.
+const FIRST: usize = 5;
+/// The later ones have several; each has so many bytes of its own, which begin here.
+const LATER_FROM: u8 = 0xd0;
+const LATER_BYTES: u8 = 4;
+
+/// The number of the image that the first byte of an input names.
+pub fn chosen(byte: u8) -> usize {
+    let later = byte.checked_sub(LATER_FROM).map(|byte| FIRST + usize::from(byte / LATER_BYTES));
+    later.filter(|later| *later < IMAGES.len()).unwrap_or(usize::from(byte) % FIRST)
+}
+
+/// The byte, or one of another image, if it names one with several subvolumes.
+pub fn one_subvolume(byte: u8) -> u8 {
+    if chosen(byte) < FIRST { byte } else { byte % FIRST as u8 }
+}
+
+/// A byte that names an image.
+pub fn first_byte(image: usize) -> u8 {
+    match image.checked_sub(FIRST) {
+        None => image as u8,
+        Some(later) => LATER_FROM + LATER_BYTES * later as u8,
+    }
+}
 
 /// A volume, and where its structures stand.
 pub struct BaseImage {
@@ -35,6 +65,13 @@ pub struct BaseImage {
     pub checkpoints: Vec<(u64, u64)>,
     /// First blocks of some extents.
     pub extents: Vec<BlockNumber>,
+    /// The leaves of the trees that say what subvolumes and snapshots there are; none in a volume
+    /// with one subvolume.
+    pub records: Vec<BlockNumber>,
+    /// Numbers that these leaves have: ids of trees and dead lists, generations, blocks of roots.
+    pub facts: Vec<u64>,
+    /// The ids of all subvolumes.
+    pub subvolumes: Vec<u64>,
 }
 
 impl BaseImage {
@@ -49,6 +86,13 @@ impl BaseImage {
     /// A device with this volume.
     pub fn device(&self) -> OverlayDevice {
         OverlayDevice::new(self.image.clone(), self.length_bytes)
+    }
+
+    /// The three superblocks on `device`, which has the geometry of this volume, with their blocks.
+    pub fn superblock_bytes(&self, device: &OverlayDevice) -> Vec<(u64, Box<[u8]>)> {
+        let copy = self.superblock.geometry.superblock_copy();
+        let places = Geometry::SUPERBLOCKS.into_iter().chain([copy]);
+        places.map(|place| (place.0, device.block(place.0))).collect()
     }
 
     fn load(name: &'static str, sparse: &[u8]) -> Self {
@@ -75,28 +119,67 @@ impl BaseImage {
             nodes: Vec::new(),
             checkpoints: Vec::new(),
             extents: Vec::new(),
+            records: Vec::new(),
+            facts: Vec::new(),
+            subvolumes: Vec::new(),
         };
         base.find_nodes(&device);
+        if !base.superblock.features.has_subvolumes() {
+            (base.records, base.facts, base.subvolumes) = Default::default();
+        }
         base.find_checkpoints(&device);
         base
     }
 
+    /// Nodes that several trees have are met once. Those of a tree that is being removed may be
+    /// gone.
     fn find_nodes(&mut self, device: &OverlayDevice) {
         let mut todo = vec![self.superblock.root.block];
+        let mut met = BTreeSet::new();
         while let Some(address) = todo.pop() {
-            let node = read_node(device, &self.superblock, address)
-                .expect("the corpus holds whole volumes");
+            if !met.insert(address) {
+                continue;
+            }
+            let Some(node) = read_node(device, &self.superblock, address) else {
+                assert!(self.superblock.features.has_subvolumes(), "{}: {address}", self.name);
+                continue;
+            };
             self.nodes.push(address);
+            if node.level() == 0 && node.tree() < TREE_FILES {
+                self.records.push(address);
+            }
             for (index, (key, value)) in node.items().enumerate() {
                 if node.level() > 0 {
                     todo.push(node.child(index).block);
-                } else if node.tree() == TREE_ROOTS {
-                    todo.push(RootItem::decode(value).expect("a root item").root.block);
+                } else if node.tree() < TREE_FILES {
+                    todo.extend(self.note_record(key, value));
                 } else if key.kind == ItemKind::Extent as u8 {
                     self.extents.push(Extent::decode(value).expect("an extent").start);
                 }
             }
         }
+        self.facts.sort_unstable();
+        self.facts.dedup();
+    }
+
+    /// Notes the numbers of an item about trees; the root of one, if it has that.
+    fn note_record(&mut self, key: Key, value: &[u8]) -> Option<BlockNumber> {
+        self.facts.extend([key.inode, key.offset]);
+        let root = match ItemKind::from_u8(key.kind)? {
+            ItemKind::Root => RootItem::decode(value).expect("a root item").root,
+            ItemKind::Snapshot => SnapshotItem::decode(value).expect("a snapshot").root,
+            ItemKind::Subvolume => {
+                self.subvolumes.push(key.inode);
+                SubvolumeItem::decode(value).expect("a subvolume").dying_root?
+            }
+            ItemKind::DeadList => {
+                self.facts.push(DeadListItem::decode(value).expect("a dead list").list);
+                return None;
+            }
+            _ => return None,
+        };
+        self.facts.extend([root.block.0, root.generation.0]);
+        Some(root.block)
     }
 
     fn find_checkpoints(&mut self, device: &OverlayDevice) {

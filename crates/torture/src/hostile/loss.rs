@@ -4,7 +4,8 @@
 //! Every object keeps its content, times, links and space, and every name leads to the same one,
 //! unless the check before the repair had found something about it.
 use super::walk::Found;
-use cairn_fsck::{Finding, ObjectId, Report};
+use cairn_format::TREE_FILES;
+use cairn_fsck::{Finding, ObjectId, PassId, Report, Severity};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What could be read before the repair, and can't, or is different, after it, although the check
@@ -13,6 +14,31 @@ pub fn loss(report: &Report, before: &Found, after: &Found) -> Option<String> {
     lost_content(report, before, after)
         .or_else(|| lost_names(report, before, after))
         .or_else(|| changed_times_or_counts(report, before, after))
+        .or_else(|| lost_snapshots(report, before, after))
+}
+
+/// A snapshot is there, with all that could be read of it, unless the check has found something
+/// about one of its subvolume's, or about the object.
+fn lost_snapshots(report: &Report, before: &Found, after: &Found) -> Option<String> {
+    for ((subvolume, made), old) in &before.snapshots {
+        let is_excused = report.findings.iter().any(|finding| {
+            finding.pass == PassId::Snapshots
+                && finding.severity > Severity::Note
+                && finding.subvolume.unwrap_or(TREE_FILES.0) == *subvolume
+        });
+        if is_excused {
+            continue;
+        }
+        let place = format!("the snapshot of transaction {made} of subvolume {subvolume}");
+        let Some(new) = after.snapshots.get(&(*subvolume, *made)) else {
+            return Some(format!("{place} could be read before the repair, but not after it"));
+        };
+        let found = lost_content(report, old, new).or_else(|| lost_names(report, old, new));
+        if let Some(loss) = found {
+            return Some(format!("{place}: {loss}"));
+        }
+    }
+    None
 }
 
 fn findings(report: &Report, object: ObjectId) -> impl Iterator<Item = &Finding> {
@@ -22,16 +48,18 @@ fn findings(report: &Report, object: ObjectId) -> impl Iterator<Item = &Finding>
 fn lost_content(report: &Report, before: &Found, after: &Found) -> Option<String> {
     // What a read of overlapping extents returned depended on where it began; the root of a
     // subvolume that was read as something else becomes a directory.
-    let overlap = |object| {
+    // A name of a subvolume that is being removed goes, and then all that is in it.
+    let is_excused = |object: ObjectId| {
         findings(report, object).any(|finding| {
             finding.problem.contains("inside the extent before it")
                 || finding.problem.contains("the root is not a directory")
-        })
+        }) || findings(report, ObjectId::root_of(object.subvolume))
+            .any(|finding| finding.problem.contains("is being removed but has"))
     };
     let (object, old, new) =
         before.objects.iter().map(|(object, old)| (*object, old, after.objects.get(object))).find(
             |(object, old, new)| {
-                new.is_none_or(|new| new.content != old.content) && !overlap(*object)
+                new.is_none_or(|new| new.content != old.content) && !is_excused(*object)
             },
         )?;
     Some(match new {
@@ -73,6 +101,7 @@ fn changed_times_or_counts(report: &Report, before: &Found, after: &Found) -> Op
         .filter_map(|(object, old)| Some((*object, old, after.objects.get(object)?)));
     let mut different = both.filter_map(|(object, old, new)| {
         let counted = !left_out
+            && !before.hiding_names.contains(&object.subvolume.0)
             && names_before.get(&object) == names_after.get(&object)
             && held_before.get(&object) == held_after.get(&object);
         let what = match (new.times == old.times, new.counts == old.counts) {

@@ -9,9 +9,11 @@ pub mod fields;
 mod fuzz;
 pub mod images;
 mod input;
+mod lineages;
 mod loss;
 pub mod overlay;
 pub mod program;
+mod records;
 mod walk;
 
 pub use fuzz::{AllocationMeter, Finding, FuzzOptions, FuzzProgress, FuzzReport, fuzz};

@@ -4,7 +4,7 @@
 //! An input is bytes: the number of the volume, then operations, each a byte that says what and
 //! bytes that say where and with which value. Every sequence of bytes is a valid program; numbers
 //! are taken modulo what there is.
-use super::images::{BaseImage, read_checkpoint, read_node};
+use super::images::{BaseImage, chosen, read_checkpoint, read_node};
 use super::overlay::OverlayDevice;
 use cairn_format::{
     BITMAP_BYTES, BLOCK_SIZE, BlockNumber, CHECKPOINT_HEADER_BYTES, COUNTER_WRITABLE_MAX,
@@ -63,7 +63,7 @@ const VALUE_FIELDS: [(usize, usize); 24] = [
 ];
 
 /// Reads an input; behind its end there are zeros.
-struct Input<'i> {
+pub(super) struct Input<'i> {
     bytes: &'i [u8],
     at: usize,
 }
@@ -72,7 +72,7 @@ impl Input<'_> {
     fn is_empty(&self) -> bool {
         self.at >= self.bytes.len()
     }
-    fn byte(&mut self) -> u8 {
+    pub(super) fn byte(&mut self) -> u8 {
         self.at += 1;
         self.bytes.get(self.at - 1).copied().unwrap_or(0)
     }
@@ -80,26 +80,26 @@ impl Input<'_> {
         (0..bytes).fold(0, |word, index| word | u64::from(self.byte()) << (8 * index))
     }
     /// A number below `bound`, which is not zero.
-    fn below(&mut self, bound: usize) -> usize {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         let bytes = if bound > 256 { 2 } else { 1 };
         self.word(bytes) as usize % bound
     }
-    fn one_of<T: Copy>(&mut self, choices: &[T]) -> Option<T> {
+    pub(super) fn one_of<T: Copy>(&mut self, choices: &[T]) -> Option<T> {
         if choices.is_empty() { None } else { Some(choices[self.below(choices.len())]) }
     }
 }
 
 /// A volume that is being changed.
-struct Draft<'i> {
-    base: &'i BaseImage,
-    device: OverlayDevice,
-    input: Input<'i>,
+pub(super) struct Draft<'i> {
+    pub(super) base: &'i BaseImage,
+    pub(super) device: OverlayDevice,
+    pub(super) input: Input<'i>,
 }
 
 /// The volume that the input means.
 pub fn run(bases: &[BaseImage], bytes: &[u8]) -> OverlayDevice {
     let mut input = Input { bytes, at: 0 };
-    let base = &bases[input.below(bases.len())];
+    let base = &bases[chosen(input.byte())];
     let mut draft = Draft { base, device: base.device(), input };
     for _ in 0..OPERATIONS_MAX {
         if draft.input.is_empty() {
@@ -112,7 +112,11 @@ pub fn run(bases: &[BaseImage], bytes: &[u8]) -> OverlayDevice {
 
 impl Draft<'_> {
     fn operation(&mut self) {
-        match self.input.byte() % 16 {
+        let choice = self.input.byte();
+        if choice >= 128 && !self.base.records.is_empty() {
+            return self.change_record(choice);
+        }
+        match choice % 16 {
             0 | 1 => self.superblock_field(),
             2 => self.node_field(),
             3 => self.slot_field(),
@@ -130,7 +134,7 @@ impl Draft<'_> {
     }
 
     /// A number that may be interesting; `current` is what stands in its place.
-    fn number(&mut self, current: u64) -> u64 {
+    pub(super) fn number(&mut self, current: u64) -> u64 {
         let superblock = &self.base.superblock;
         let choice = self.input.byte();
         match choice % 16 {
@@ -156,29 +160,32 @@ impl Draft<'_> {
             11 => superblock.next_inode.wrapping_add(self.input.word(1)).wrapping_sub(128),
             12 => self.input.one_of(&self.base.extents).map_or(0, |block| block.0),
             13 => i64::MAX as u64 - self.input.word(1) % 8192,
+            14 if !self.base.facts.is_empty() => {
+                self.input.one_of(&self.base.facts).unwrap_or(current)
+            }
             _ => current.wrapping_add(self.input.word(1)).wrapping_sub(128),
         }
     }
 
-    fn read(&self, block: u64, blocks: u64) -> Vec<u8> {
+    pub(super) fn read(&self, block: u64, blocks: u64) -> Vec<u8> {
         (block..block + blocks).flat_map(|block| self.device.block(block)).collect()
     }
 
-    fn write(&self, block: u64, bytes: &[u8]) {
+    pub(super) fn write(&self, block: u64, bytes: &[u8]) {
         for (block, bytes) in (block..).zip(bytes.chunks_exact(BLOCK_SIZE)) {
             self.device.set_block(block, bytes);
         }
     }
 
     /// Makes the checksum right, if the length allows for one.
-    fn seal(bytes: &mut [u8]) {
+    pub(super) fn seal(bytes: &mut [u8]) {
         let length = u32::from_le_bytes(bytes[12..16].try_into().expect("four bytes")) as usize;
         if (HEADER_BYTES..=bytes.len()).contains(&length) {
             Header::seal(bytes);
         }
     }
 
-    fn set_field(&mut self, bytes: &mut [u8], (offset, width): (usize, usize)) {
+    pub(super) fn set_field(&mut self, bytes: &mut [u8], (offset, width): (usize, usize)) {
         if offset + width > bytes.len() {
             return;
         }
@@ -291,7 +298,7 @@ impl Draft<'_> {
         self.write(address.0, &node.seal()[..]);
     }
 
-    fn changed_item(&mut self, mut key: Key, value: &[u8]) -> (Key, Vec<u8>) {
+    pub(super) fn changed_item(&mut self, mut key: Key, value: &[u8]) -> (Key, Vec<u8>) {
         match self.input.byte() % 4 {
             0 => key.inode = self.number(key.inode),
             1 => key.offset = self.number(key.offset),
@@ -409,10 +416,11 @@ impl Draft<'_> {
             let Some((key, value)) = self.any_item() else { continue };
             let flags = EntryFlags(self.input.byte() % 4);
             let value = if flags.contains(EntryFlags::DELETE) { Vec::new() } else { value };
-            let tree = if self.input.byte() == 255 {
-                cairn_format::TreeId(self.number(256))
-            } else {
-                TREE_FILES
+            let choice = self.input.byte();
+            let tree = match self.input.one_of(&self.base.subvolumes) {
+                _ if choice == 255 => cairn_format::TreeId(self.number(256)),
+                Some(subvolume) => cairn_format::TreeId(subvolume),
+                None => TREE_FILES,
             };
             builder.push(CheckpointEntry { tree, key, flags, value: &value });
         }
@@ -531,7 +539,7 @@ impl Draft<'_> {
     }
 
     /// An entry of a directory, of this leaf or of any: its leaf, key and value.
-    fn entry_of_a_leaf(
+    pub(super) fn entry_of_a_leaf(
         &mut self,
         leaf: Option<BlockNumber>,
     ) -> Option<(BlockNumber, Key, Vec<u8>)> {
@@ -577,7 +585,7 @@ impl Draft<'_> {
 }
 
 /// Puts an item where its key belongs, if the node has room.
-fn put(node: &mut Node, key: Key, value: &[u8]) {
+pub(super) fn put(node: &mut Node, key: Key, value: &[u8]) {
     if node.level() > 0 && value.len() != cairn_format::ChildPointer::BYTES {
         return;
     }

@@ -5,7 +5,7 @@ use crate::items::Items;
 use cairn_blockdev::{AlignedBuffer, BlockDevice};
 use cairn_engine::{
     AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeId, NewInode,
-    RenameMode, SeekTarget, Volume, XattrMode,
+    RenameMode, SeekTarget, SnapshotInfo, Volume, XattrMode,
 };
 use cairn_format::{BLOCK_SIZE, BlockNumber, Extent, ExtentKind, InodeItem, ItemKind, TreeId};
 use cairn_fsck::ObjectId;
@@ -14,6 +14,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 const NAMES_MAX: usize = 3000;
 const DEPTH_MAX: usize = 24;
+const SNAPSHOTS_MAX: usize = 32;
 const READ_BYTES_MAX: usize = 64 << 10;
 /// Reads of one file.
 const READS_MAX: usize = 256;
@@ -35,6 +36,11 @@ pub struct Found {
     pub contradictions: Vec<String>,
     /// Whether no bound was met.
     pub complete: bool,
+    /// What is in snapshots that have a name, by subvolume and the transaction that made them.
+    pub snapshots: BTreeMap<(u64, u64), Found>,
+    /// Forks whose directories count names of other subvolumes, until a mount for writing removes
+    /// these.
+    pub hiding_names: BTreeSet<u64>,
 }
 
 /// An object that can be read.
@@ -50,25 +56,64 @@ pub struct Readable {
     pub counts: (u32, u64),
 }
 
-struct Entry {
+pub(super) struct Entry {
     path: String,
-    parent: InodeId,
-    name: Vec<u8>,
-    inode: InodeId,
+    pub(super) parent: InodeId,
+    pub(super) name: Vec<u8>,
+    pub(super) inode: InodeId,
     file_type: FileType,
 }
 
-/// Reads everything, within bounds.
+/// Reads everything, within bounds, with all snapshots.
 pub fn walk(volume: &Volume) -> Found {
+    let mut found = walk_from(volume, volume.root());
+    let mut errors = Vec::new();
+    match volume.subvolumes() {
+        Ok(all) => {
+            let hiding = all.iter().filter(|subvolume| subvolume.hides_names);
+            found.hiding_names.extend(hiding.map(|subvolume| subvolume.id));
+        }
+        Err(error) => errors.push(error.to_string()),
+    }
+    errors.extend(volume.paths_of_subvolumes().err().map(|error| error.to_string()));
+    for info in snapshots(volume, &mut errors).iter().take(SNAPSHOTS_MAX) {
+        let mut inside = walk_from(volume, info.root);
+        let place = format!("snapshot {:?}", String::from_utf8_lossy(&info.name));
+        errors.extend(inside.errors.iter().map(|error| format!("{place}: {error}")));
+        found.contradictions.append(&mut inside.contradictions);
+        found.snapshots.insert((info.subvolume, info.generation), inside);
+    }
+    found.errors.append(&mut errors);
+    found
+}
+
+/// All snapshots that have a name, each once.
+fn snapshots(volume: &Volume, errors: &mut Vec<String>) -> Vec<SnapshotInfo> {
+    let mut all = Vec::new();
+    let mut noted = |error: Error| errors.push(error.to_string());
+    for subvolume in volume.snapshotted_subvolumes().unwrap_or_else(|error| {
+        noted(error);
+        Vec::new()
+    }) {
+        match volume.snapshots(subvolume) {
+            Ok(shown) => all.extend(shown.into_iter().filter(|info| info.subvolume == subvolume)),
+            Err(error) => noted(error),
+        }
+    }
+    all
+}
+
+/// Reads everything below a root directory.
+fn walk_from(volume: &Volume, root: InodeId) -> Found {
     let mut found = Found { complete: true, ..Found::default() };
-    match volume.attributes(volume.root()) {
+    match volume.attributes(root) {
         // A repair turns such a root into a directory.
         Ok(attributes) if attributes.file_type != FileType::Directory => {}
         attributes => note_inode(&mut found, volume, "/", attributes),
     }
-    for entry in entries(volume, &mut found) {
+    for entry in entries(volume, root, &mut found) {
         // A name that leads to the root belongs to no object, and no repair keeps it.
-        if entry.inode == volume.root() {
+        if entry.inode == root {
             continue;
         }
         let attributes = volume.lookup(entry.parent, &entry.name);
@@ -124,9 +169,9 @@ fn note_inode(
     }
 }
 
-fn entries(volume: &Volume, found: &mut Found) -> Vec<Entry> {
+pub(super) fn entries(volume: &Volume, root: InodeId, found: &mut Found) -> Vec<Entry> {
     let mut entries = Vec::new();
-    let mut todo = vec![(String::new(), volume.root(), 0)];
+    let mut todo = vec![(String::new(), root, 0)];
     while let Some((path, directory, depth)) = todo.pop() {
         let before = entries.len();
         let mut cookie = 0;
@@ -235,7 +280,7 @@ fn data(
 }
 
 /// Errors that say no for a reason of the operation's own.
-fn is_refusal(error: &Error) -> bool {
+pub(super) fn is_refusal(error: &Error) -> bool {
     matches!(
         error,
         Error::NotFound
@@ -261,11 +306,13 @@ fn is_refusal(error: &Error) -> bool {
 }
 
 /// Changes something of everything; the errors that are no refusals, and what was wrong after a
-/// change. `going_on` are the files of [`going_on`].
-pub fn change(volume: &Volume, going_on: &BTreeSet<u64>) -> Vec<String> {
+/// change. `going_on` are the files of [`going_on`]; without them it is not looked at what stands
+/// behind the ends of files.
+pub fn change(volume: &Volume, going_on: Option<&BTreeSet<u64>>) -> Vec<String> {
     let mut found = Found::default();
-    let entries = entries(volume, &mut found);
-    let mut errors = not_zero_behind_the_end(volume, &entries, going_on);
+    let entries = entries(volume, volume.root(), &mut found);
+    let mut errors = going_on
+        .map_or_else(Vec::new, |going_on| not_zero_behind_the_end(volume, &entries, going_on));
     let mut note = |result: Result<(), Error>| {
         if let Err(error) = result
             && !is_refusal(&error)

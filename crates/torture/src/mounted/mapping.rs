@@ -46,7 +46,11 @@ impl Mapping {
         Ok(Self { start: start?, length_bytes })
     }
 
-    fn store(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
+    /// Stores `bytes` at a place of the mapping.
+    ///
+    /// # Errors
+    /// EFAULT where a page can't be had.
+    pub fn store(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
         assert!(at + bytes.len() <= self.length_bytes, "behind the end of the mapping");
         let (mut reader, mut writer) = io::pipe()?;
         let places = (at..).step_by(PIPE_BYTES);

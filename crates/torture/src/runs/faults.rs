@@ -7,11 +7,16 @@ use cairn_harness::console::grouped;
 use cairn_harness::progress::ProgressBar;
 use std::fmt;
 
-/// Runs them. `seed` chooses which unflushed writes survive the power failure.
+/// Runs all workloads, or `sample` of them. `seed` chooses these, and which unflushed writes
+/// survive the power failure.
 ///
 /// # Errors
 /// When the test itself fails.
-pub fn run(seed: u64, interrupt: &Interrupt) -> anyhow::Result<RunReport<FaultReport>> {
+pub fn run(
+    seed: u64,
+    sample: Option<u64>,
+    interrupt: &Interrupt,
+) -> anyhow::Result<RunReport<FaultReport>> {
     let bar = ProgressBar::items("workloads", 0).in_lines();
     bar.tell(&format!("seed {seed}"));
     let mut begun = false;
@@ -21,11 +26,13 @@ pub fn run(seed: u64, interrupt: &Interrupt) -> anyhow::Result<RunReport<FaultRe
         }
         bar.set(done);
     };
-    let report = faults::run(seed, &interrupt.flag(), &mut show).map_err(anyhow::Error::msg)?;
+    let report =
+        faults::run(seed, sample, &interrupt.flag(), &mut show).map_err(anyhow::Error::msg)?;
     drop(bar);
     let passed = report.findings.is_empty() && report.too_little.is_empty();
     let interrupted = interrupt.is_set();
-    Ok(RunReport { command: "faults".into(), seed, passed, interrupted, report })
+    let command = sample.map_or("faults".into(), |sample| format!("faults --sample {sample}"));
+    Ok(RunReport { command, seed, passed, interrupted, report })
 }
 
 /// Width of the first column.
@@ -67,7 +74,8 @@ impl fmt::Display for RunReport<FaultReport> {
             interrupted_after(self.interrupted, *workloads, Some(*workloads_total), "workloads");
         writeln!(
             formatter,
-            "cairn torture faults{interrupted}: {workloads} workloads, {} fault points",
+            "cairn torture {}{interrupted}: {workloads} workloads, {} fault points",
+            self.command,
             grouped(points)
         )?;
         heading(formatter, "fails")?;
@@ -97,8 +105,8 @@ impl fmt::Display for RunReport<FaultReport> {
         for finding in findings {
             writeln!(
                 formatter,
-                "\nFOUND: {finding}\n  repeat: cairn torture faults --seed {}",
-                self.seed
+                "\nFOUND: {finding}\n  repeat: cairn torture {} --seed {}",
+                self.command, self.seed
             )?;
         }
         if !too_little.is_empty() {

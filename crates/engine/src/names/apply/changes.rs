@@ -4,8 +4,8 @@ use crate::Result;
 use crate::file::extents::gaps;
 use crate::names::differences::gathered::Side;
 use cairn_format::{
-    DirectoryEntry, EntryTarget, Extent, ExtentKind, FileBlock, FileType, Generation, InodeItem,
-    InodeNumber, ItemKind, Key,
+    DirectoryEntry, EntryTarget, Extent, ExtentKind, FileBlock, FileType, Generation, INODE_ROOT,
+    InodeItem, InodeNumber, ItemKind, Key, XattrItem,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -86,6 +86,14 @@ pub(super) fn essence(item: &InodeItem) -> InodeItem {
     InodeItem { size: 0, entries: 0, parent: 0, modified: Default::default(), ..of_files }
 }
 
+/// Whether an item is the attribute `own` of the root directory.
+pub(super) fn is_own_attribute(key: &Key, value: &[u8], own: Option<&[u8]>) -> bool {
+    let is_of_root = key.inode == INODE_ROOT.0 && key.kind == ItemKind::Xattr as u8;
+    own.is_some_and(|own| {
+        is_of_root && XattrItem::decode(value).is_ok_and(|xattr| xattr.name == own)
+    })
+}
+
 /// All that one side has changed.
 #[derive(Default)]
 pub(super) struct SideChanges {
@@ -94,11 +102,16 @@ pub(super) struct SideChanges {
 }
 
 impl SideChanges {
-    /// From `old` to `new`. Neither changes meanwhile.
-    pub(super) fn between(old: Side<'_>, new: Side<'_>) -> Result<Self> {
+    /// From `old` to `new`, but for the attribute `own` of the root directory. Neither changes
+    /// meanwhile.
+    pub(super) fn between(old: Side<'_>, new: Side<'_>, own: Option<&[u8]>) -> Result<Self> {
         let mut changes = Self::default();
         for found in old.tree.differences(new.tree) {
             let found = found?;
+            let value = found.left.as_ref().or(found.right.as_ref());
+            if value.is_some_and(|value| is_own_attribute(&found.key, value, own)) {
+                continue;
+            }
             let (key, values) = (found.key, [(old, found.left), (new, found.right)]);
             changes.add(key, values)?;
         }

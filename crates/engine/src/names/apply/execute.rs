@@ -8,8 +8,8 @@
 //! 4. Entries go, then come; then inodes get their content, and their items are written.
 //!
 //! [`Store::alone`]: crate::store::Store::alone
-use super::changes::{DataChange, InodeChange, SideChanges, Target, is_directory};
-use super::merge::Merge;
+use super::changes::{SideChanges, Target, is_directory};
+use super::merge::{Found, Merge, Subject};
 use crate::file::inode::{Inode, InodeState, WriteGuard};
 use crate::file::locking::ExtentsGuard;
 use crate::file::orphans::orphan_key;
@@ -17,8 +17,9 @@ use crate::file::staged::Staged;
 use crate::names::Names;
 use crate::names::differences::gathered::Side;
 use crate::names::directory::LINKS_MAX;
+use crate::store::alone::OperationSize;
 use crate::store::operation::Operation;
-use crate::types::{Applied, now};
+use crate::types::{Applied, ConflictKind, now};
 use crate::{Error, InodeId, Result};
 use cairn_environment::atomic::Ordering;
 use cairn_format::{
@@ -31,7 +32,8 @@ use std::sync::Arc;
 
 /// What an inode gets of the fork.
 pub(super) struct Content<'a> {
-    pub(super) change: &'a InodeChange,
+    /// It does not exist here.
+    pub(super) is_new: bool,
     /// Its attributes there.
     pub(super) item: InodeItem,
     /// Values of the items, but for attributes and extents.
@@ -48,6 +50,8 @@ pub(super) struct Application<'a> {
     /// The origin as it was when the merge was made.
     pub(super) seen: Side<'a>,
     pub(super) merge: &'a Merge,
+    /// As of [`ApplyOptions`](crate::ApplyOptions).
+    pub(super) own_attribute: Option<&'a [u8]>,
     pub(super) contents: BTreeMap<InodeNumber, Content<'a>>,
 }
 
@@ -55,8 +59,8 @@ pub(super) struct Application<'a> {
 pub(super) enum Outcome {
     /// And these have no name any more.
     Done(Applied, Vec<InodeId>),
-    /// These directories would be removed, and something is in them.
-    InUse(Vec<InodeNumber>),
+    /// These conflicts show only now.
+    Refused(Vec<Found>),
 }
 
 /// Whether it can be done.
@@ -65,7 +69,7 @@ enum Check {
     /// What it was made for does not hold any more.
     Changed,
     /// As of [`Outcome`].
-    InUse(Vec<InodeNumber>),
+    Refused(Vec<Found>),
 }
 
 /// An inode that is locked, or that will exist.
@@ -109,14 +113,6 @@ fn link_changes(merge: &Merge) -> BTreeMap<InodeNumber, i64> {
     changes
 }
 
-impl DataChange {
-    /// Items that it changes at most, with `extents` extents where something is dropped. A hole in
-    /// one changes two items.
-    pub(super) fn items(&self, extents: usize, staged: usize) -> u64 {
-        (extents + 2 * self.dropped.len() + staged) as u64
-    }
-}
-
 impl Application<'_> {
     /// The inodes concerned: directories, what entries name, what gets content.
     fn concerned(&self) -> BTreeSet<InodeNumber> {
@@ -129,18 +125,22 @@ impl Application<'_> {
     }
 
     fn is_new(&self, number: InodeNumber) -> bool {
-        self.contents.get(&number).is_some_and(|content| content.change.is_new())
+        self.contents.get(&number).is_some_and(|content| content.is_new)
     }
 
-    /// Items that it changes at most.
-    pub(super) fn items(&self, data_items: u64) -> u64 {
+    /// What it changes at most, where `data` says that of the extents.
+    pub(super) fn size(&self, data: OperationSize) -> OperationSize {
         let contents = self.contents.values();
-        let items: usize = contents.map(|content| content.items.len()).sum();
-        // Of each inode its attributes, and that it has no name any more.
-        let inodes = 2 * self.concerned().len();
-        // What goes and what comes may stand in different slots.
-        let entries = 2 * self.merge.entries.len();
-        (entries + inodes + items) as u64 + data_items
+        let new = contents.clone().filter(|content| content.is_new).count();
+        let items = contents.clone().map(|content| content.items.len()).sum::<usize>();
+        let plans = self.merge.entries.values();
+        let come = plans.clone().filter(|plan| plan.wanted.is_some()).count();
+        let gone = plans.clone().filter(|plan| plan.expected.is_some()).count();
+        OperationSize {
+            items: data.items + (self.concerned().len() + items + come + 2 * gone) as u64,
+            // What has no name any more is an orphan.
+            growing: data.growing + (new + items + come + gone) as u64,
+        }
     }
 }
 
@@ -152,7 +152,7 @@ impl Names {
         application: &Application<'_>,
     ) -> Result<Option<Outcome>> {
         let concerned = application.concerned();
-        // A rollback has put another one into its place, or a change is one of both.
+        // A rollback puts another one into its place.
         if self.store.origin_of_fork(application.from)?.1 != application.target
             || !self.is_as_seen(application, &concerned)?
         {
@@ -170,7 +170,7 @@ impl Names {
         match self.check(application, &states, &links)? {
             Check::Fine => {}
             Check::Changed => return Ok(None),
-            Check::InUse(directories) => return Ok(Some(Outcome::InUse(directories))),
+            Check::Refused(found) => return Ok(Some(Outcome::Refused(found))),
         }
         let orphans = self.change(operation, application, &mut states, &links)?;
         for (number, state) in &states {
@@ -199,9 +199,9 @@ impl Names {
         application: &Application<'_>,
         concerned: &BTreeSet<InodeNumber>,
     ) -> Result<bool> {
-        let Application { target, seen, merge, .. } = application;
+        let Application { target, seen, merge, own_attribute, .. } = application;
         let now = Side { store: &self.store, tree: self.store.trees.of(*target), root: *target };
-        let since = SideChanges::between(*seen, now)?;
+        let since = SideChanges::between(*seen, now, *own_attribute)?;
         let is_named = |of: Option<Target>| of.is_some_and(|of| concerned.contains(&of.inode));
         let same_names = since.entries.iter().all(|(key, change)| {
             !merge.entries.contains_key(key) && !is_named(change.before) && !is_named(change.after)
@@ -257,7 +257,7 @@ impl Names {
             states.insert(number, State::Here(state));
         }
         for (number, content) in &application.contents {
-            if content.change.is_new() {
+            if content.is_new {
                 let is_directory = is_directory(&content.item);
                 let item = InodeItem {
                     links: if is_directory { 2 } else { 0 },
@@ -299,7 +299,7 @@ impl Names {
                 return Err(Error::HashCollisions);
             }
         }
-        let mut in_use = Vec::new();
+        let mut refused = Vec::new();
         for (number, change) in links {
             let state = states[number].get();
             let left = if state.file_type() == FileType::Directory {
@@ -322,15 +322,17 @@ impl Names {
             }
             let in_it = state.item.entries as i64 + entries.get(number).copied().unwrap_or(0);
             if left == 0 && state.file_type() == FileType::Directory && in_it != 0 {
-                in_use.push(*number);
+                // A subvolume, or what was made since.
+                refused.push((Subject::Inode(*number), ConflictKind::RemovedInFork));
             }
         }
         for (number, content) in contents {
             let inode = target.sibling(*number);
-            if content.change.is_new() {
+            if content.is_new {
                 let tree = self.store.trees.of(inode);
                 if tree.get(&inode.key(ItemKind::Inode, 0))?.is_some() {
-                    return Ok(Check::Changed);
+                    // It has no name any more, and is still open or being removed.
+                    refused.push((Subject::Inode(*number), ConflictKind::RemovedInOrigin));
                 }
                 continue;
             }
@@ -346,7 +348,7 @@ impl Names {
                 }
             }
         }
-        Ok(if in_use.is_empty() { Check::Fine } else { Check::InUse(in_use) })
+        Ok(if refused.is_empty() { Check::Fine } else { Check::Refused(refused) })
     }
 
     /// Step 4, but for attributes. Returns the inodes that have no name any more.
@@ -447,7 +449,7 @@ impl Names {
             state.item = InodeItem { links, blocks, generation, ..*item };
             state.disk_size = item.size;
         }
-        if !content.change.is_new() {
+        if !content.is_new {
             state.item.changed = now();
         }
         Ok(())

@@ -118,10 +118,6 @@ impl<'a> Merging<'a> {
         self.ours.inodes.get(&inode).is_some_and(InodeChange::is_gone)
     }
 
-    fn is_new_here(&self, inode: InodeNumber) -> bool {
-        self.ours.inodes.get(&inode).is_some_and(InodeChange::is_new)
-    }
-
     /// The conflicts, but for loops.
     fn conflicts(&self) -> BTreeSet<Found> {
         let is_wanted = |(subject, _): &&Found| match subject {
@@ -211,11 +207,9 @@ impl<'a> Merging<'a> {
                 merge.entries.insert(key, EntryPlan { expected, wanted: change.after });
             }
         }
-        for (number, change) in &self.theirs.inodes {
-            if !change.is_gone() {
-                merge.inodes.insert(*number, self.whole.contains(number) || change.is_new());
-            }
-        }
+        let changed = self.theirs.inodes.iter().filter(|(_, change)| !change.is_gone());
+        merge.inodes.extend(changed.map(|(number, _)| (*number, false)));
+        merge.inodes.extend(self.whole.iter().map(|number| (*number, true)));
         merge
     }
 
@@ -271,51 +265,54 @@ impl<'a> Merging<'a> {
         match (subject, kind) {
             _ if self.prevented.contains(found) => false,
             (Subject::Entry(key), _) => {
-                // What stands there now loses this name; a directory would be lost with it. What
-                // both had, and the origin gave this name, has the names again that it had.
+                // What stands there now loses this name; a directory would be lost with it.
                 let here = self.ours.entries.get(key).and_then(|our| our.after);
+                let is_directory = here.is_some_and(|here| here.file_type == FileType::Directory);
                 !self.is_gone_here(key.0)
-                    && here.is_none_or(|here| {
-                        here.file_type != FileType::Directory
-                            && (self.is_new_here(here.inode) || self.undo_names(here.inode))
-                    })
+                    && !is_directory
+                    && here.is_none_or(|here| self.undo_names(here.inode))
             }
             (Subject::Inode(inode), ConflictKind::BothChanged) => {
                 self.whole.insert(*inode);
                 self.undo_names(*inode)
             }
-            (Subject::Inode(inode), ConflictKind::RemovedInFork | ConflictKind::BothMoved) => {
+            (Subject::Inode(inode), ConflictKind::RemovedInFork) => {
                 let is_directory =
                     self.theirs.inodes.get(inode).is_some_and(InodeChange::is_directory);
-                (!is_directory || *kind == ConflictKind::BothMoved) && self.undo_names(*inode)
+                !is_directory && self.undo_names(*inode)
             }
-            _ => false,
+            (Subject::Inode(inode), _) => self.undo_names(*inode),
         }
     }
 
-    /// The origin's changes of the names of `inode` don't count, nor do those of the other files
-    /// that had or have these names. Returns whether that is possible.
+    /// The origin's changes of the names of `inode` don't count, nor do those of the inodes that
+    /// had or got these names. What the origin has removed is made again for that.
     fn undo_names(&mut self, inode: InodeNumber) -> bool {
-        let (mut undone, mut next) = (Vec::new(), vec![inode]);
-        let mut reached = BTreeSet::from([inode]);
+        let (mut undone, mut seen, mut next) = (Vec::new(), BTreeSet::new(), vec![inode]);
         while let Some(inode) = next.pop() {
+            if !seen.insert(inode) {
+                continue;
+            }
+            let our = self.ours.inodes.get(&inode);
+            let (is_directory, is_new, is_gone) = our.map_or((false, false, false), |our| {
+                (our.is_directory(), our.is_new(), our.is_gone())
+            });
+            // Nothing brings back what was in it, and nothing may be lost that is in it.
+            if is_directory && (is_new || is_gone) {
+                return false;
+            }
+            if is_gone && !self.theirs.inodes.get(&inode).is_some_and(InodeChange::is_gone) {
+                self.whole.insert(inode);
+            }
             for key in self.our_names.of(inode) {
                 let Some(our) = self.ours.entries.get(key) else { continue };
                 if self.theirs.entries.contains_key(key) {
                     continue;
                 }
-                let others = [our.before, our.after].into_iter().flatten();
-                for other in others.filter(|other| other.inode != inode) {
-                    if other.file_type == FileType::Directory || self.is_gone_here(other.inode) {
-                        return false;
-                    }
-                    if !self.is_new_here(other.inode) && reached.insert(other.inode) {
-                        next.push(other.inode);
-                    }
-                }
                 if self.is_gone_here(key.0) {
                     return false;
                 }
+                next.extend([our.before, our.after].into_iter().flatten().map(|one| one.inode));
                 undone.push((key.clone(), EntryChange { before: our.before, after: our.before }));
             }
         }

@@ -24,12 +24,15 @@ mod nested;
 use super::Names;
 use super::differences::gathered::{Entry, Side};
 use super::differences::paths::Paths;
+use crate::store::alone::OperationSize;
 use crate::store::operation::Operation;
-use crate::types::{Applied, Apply, Conflict, ConflictKind, Winner};
+use crate::types::{Applied, Apply, ApplyOptions, Conflict};
 use crate::{Error, InodeId, Result};
 use cairn_btree::Tree;
-use cairn_format::{FileBlock, FileType, Generation, INODE_ROOT, InodeItem, InodeNumber, ItemKind};
-use changes::{DataChange, InodeChange, SideChanges, is_directory};
+use cairn_format::{
+    FileBlock, FileType, Generation, INODE_ROOT, InodeItem, InodeNumber, ItemKind, Key,
+};
+use changes::{DataChange, InodeChange, SideChanges, is_directory, is_own_attribute};
 use execute::{Application, Content, Outcome};
 use merge::{Found, Merge, Merging, Subject};
 use std::collections::BTreeMap;
@@ -47,6 +50,8 @@ struct Sides<'a> {
     origin: Side<'a>,
     /// When the fork began.
     began: Generation,
+    /// As of [`ApplyOptions`].
+    own: Option<&'a [u8]>,
 }
 
 impl Names {
@@ -60,7 +65,7 @@ impl Names {
     }
 
     /// Applies the changes of the fork with this root directory.
-    pub(crate) fn apply(&self, fork: InodeId, winner: Winner) -> Result<Apply> {
+    pub(crate) fn apply(&self, fork: InodeId, options: ApplyOptions<'_>) -> Result<Apply> {
         self.origin_of_fork(fork)?;
         self.store.check_writable()?;
         let (began, _) = self.store.origin_of_fork(fork)?;
@@ -71,7 +76,7 @@ impl Names {
             let seen = self.files.unchanging(target)?;
             let roots = [changed.root(), seen.root()];
             let way = [fork, target];
-            let applied = self.try_apply(&base, began.generation, roots, way, winner)?;
+            let applied = self.try_apply(&base, began.generation, roots, way, options)?;
             drop(seen);
             if let Some(applied) = applied {
                 return Ok(applied);
@@ -88,7 +93,7 @@ impl Names {
         began: Generation,
         [fork, seen]: [InodeId; 2],
         [from, target]: [InodeId; 2],
-        winner: Winner,
+        options: ApplyOptions<'_>,
     ) -> Result<Option<Apply>> {
         let base = Side { store: &self.store, tree: base, root: target };
         let (sides, theirs, ours) = {
@@ -97,9 +102,10 @@ impl Names {
             let _first = self.files.read_inode_in_use(&first)?;
             let _second = self.files.read_inode_in_use(&second)?;
             let side = |root| Side { store: &self.store, tree: self.store.trees.of(root), root };
-            let sides = Sides { base, fork: side(fork), origin: side(seen), began };
-            let theirs = SideChanges::between(base, sides.fork)?;
-            (sides, theirs, SideChanges::between(base, sides.origin)?)
+            let own = options.own_attribute;
+            let sides = Sides { base, fork: side(fork), origin: side(seen), began, own };
+            let theirs = SideChanges::between(base, sides.fork, own)?;
+            (sides, theirs, SideChanges::between(base, sides.origin, own)?)
         };
         let changes = theirs.inodes.clone();
         let is_same = |number, their: &InodeChange, our: &InodeChange| {
@@ -111,7 +117,7 @@ impl Names {
             let item = sides.origin.inode_item(number).ok().flatten();
             item.filter(is_directory).map(|item| InodeNumber(item.parent))
         };
-        let (merge, conflicts) = merging.merge(winner, &parent);
+        let (merge, conflicts) = merging.merge(options.winner, &parent);
         if !conflicts.is_empty() {
             return Ok(Some(Apply::Conflicts(self.shown(sides, conflicts)?)));
         }
@@ -119,72 +125,82 @@ impl Names {
             let (names, inodes) = (Vec::new(), Vec::new());
             return Ok(Some(Apply::Done(Applied { target, names, inodes })));
         }
-        let (contents, data_items) = self.contents(sides, &merge, &changes)?;
-        let application = Application { from, target, seen: sides.origin, merge: &merge, contents };
-        let items = application.items(data_items);
+        let (contents, data) = self.contents(sides, &merge, &changes)?;
+        let application = Application {
+            from,
+            target,
+            seen: sides.origin,
+            merge: &merge,
+            own_attribute: sides.own,
+            contents,
+        };
+        let size = application.size(data);
         let work = |operation: &mut Operation<'_>| self.execute(operation, &application);
-        Ok(match self.store.alone(target, items, work)? {
+        Ok(match self.store.alone(target, sides.origin.tree, size, work)? {
             None => None,
             Some(Outcome::Done(applied, orphans)) => {
                 orphans.into_iter().for_each(|inode| self.files.reap_if_unused(inode));
                 Some(Apply::Done(applied))
             }
-            Some(Outcome::InUse(directories)) => {
-                let kind = ConflictKind::RemovedInFork;
-                let found = directories.into_iter().map(|inode| (Subject::Inode(inode), kind));
-                Some(Apply::Conflicts(self.shown(sides, found.collect())?))
-            }
+            Some(Outcome::Refused(found)) => Some(Apply::Conflicts(self.shown(sides, found)?)),
         })
     }
 
-    /// What the inodes get that the merge names, with their data copied, and how many items the
-    /// data changes.
+    /// What the inodes get that the merge names, with their data copied, and what that changes of
+    /// extents.
     fn contents<'a>(
         &'a self,
         sides: Sides<'a>,
         merge: &Merge,
         changes: &'a BTreeMap<InodeNumber, InodeChange>,
-    ) -> Result<(BTreeMap<InodeNumber, Content<'a>>, u64)> {
-        let (mut contents, mut data_items) = (BTreeMap::new(), 0);
+    ) -> Result<(BTreeMap<InodeNumber, Content<'a>>, OperationSize)> {
+        let (mut contents, mut size) = (BTreeMap::new(), OperationSize { items: 0, growing: 0 });
         for (number, is_whole) in &merge.inodes {
-            let Some(change) = changes.get(number) else { continue };
-            let Some(item) = change.after else { continue };
-            let is_whole = *is_whole && !change.is_new();
-            let fork = sides.fork.root.sibling(*number);
-            let mut items = change.items.clone();
-            let mut data = DataChange::of(change, sides.began);
-            let mut extents = change.old_extents.len();
-            if is_whole {
-                items.clear();
-                for (side, is_fork) in [(sides.origin, false), (sides.fork, true)] {
-                    for kind in [ItemKind::Xattr, ItemKind::XattrPart] {
-                        for found in side.tree.range(fork.keys(kind)) {
-                            let (key, value) = found?;
-                            items.insert(key, is_fork.then_some(value));
-                        }
-                    }
+            let Some(item) = sides.fork.inode_item(*number)? else { continue };
+            let here = sides.origin.inode_item(*number)?.filter(|item| item.links > 0);
+            let is_new = here.is_none();
+            let [fork, origin] = [sides.fork, sides.origin].map(|side| side.root.sibling(*number));
+            let (items, mut data, mut extents) = match changes.get(number) {
+                Some(change) if !is_new && !*is_whole => {
+                    let data = DataChange::of(change, sides.began);
+                    (change.items.clone(), data, change.old_extents.len())
                 }
-                let all = FileBlock::FIRST..FileBlock::END;
-                let origin = sides.origin.root.sibling(*number);
-                extents = self.files.extents_in(origin, all.clone(), usize::MAX)?.len();
-                let copied = self.files.extents_in(fork, all.clone(), usize::MAX)?;
-                data = DataChange { dropped: vec![all], copied };
-            }
+                _ => {
+                    let all = FileBlock::FIRST..FileBlock::END;
+                    let extents = self.files.extents_in(origin, all.clone(), usize::MAX)?.len();
+                    let copied = self.files.extents_in(fork, all.clone(), usize::MAX)?;
+                    let dropped = if is_new { Vec::new() } else { vec![all] };
+                    (self.all_items(sides, *number)?, DataChange { dropped, copied }, extents)
+                }
+            };
             if !is_directory(&item) {
                 let end = FileBlock::round_up(item.size);
-                let behind = self.files.extents_in(
-                    sides.origin.root.sibling(*number),
-                    end..FileBlock::END,
-                    usize::MAX,
-                )?;
+                let behind = self.files.extents_in(origin, end..FileBlock::END, usize::MAX)?;
                 extents += data.end_at(end, &behind);
             }
             let staged = self.files.stage(fork, &data.copied)?;
-            data_items += data.items(extents, staged.len());
+            // Of one extent that is cut in two, a part more stays.
+            size.growing += (data.dropped.len() + staged.len()) as u64;
+            size.items += (extents + 2 * data.dropped.len() + staged.len()) as u64;
             let dropped = data.dropped;
-            contents.insert(*number, Content { change, item, items, dropped, staged });
+            contents.insert(*number, Content { is_new, item, items, dropped, staged });
         }
-        Ok((contents, data_items))
+        Ok((contents, size))
+    }
+
+    /// What makes the items of an inode those of the fork, but for attributes and extents.
+    fn all_items(
+        &self,
+        sides: Sides<'_>,
+        number: InodeNumber,
+    ) -> Result<BTreeMap<Key, Option<Vec<u8>>>> {
+        let mut items = BTreeMap::new();
+        for (side, is_fork) in [(sides.origin, false), (sides.fork, true)] {
+            for (key, value) in other_items(side, number, sides.own)? {
+                items.insert(key, is_fork.then_some(value));
+            }
+        }
+        Ok(items)
     }
 
     /// Whether an inode that both sides have changed is the same on both.
@@ -200,14 +216,9 @@ impl Names {
             return Ok(false);
         }
         let [fork, origin] = [sides.fork, sides.origin].map(|side| side.root.sibling(number));
-        for kind in [ItemKind::Xattr, ItemKind::XattrPart, ItemKind::Symlink] {
-            let [theirs, ours] = [sides.fork, sides.origin].map(|side| {
-                let items = side.tree.range(fork.keys(kind));
-                items.collect::<std::result::Result<Vec<_>, _>>()
-            });
-            if theirs? != ours? {
-                return Ok(false);
-            }
+        let items = |side| other_items(side, number, sides.own);
+        if items(sides.fork)? != items(sides.origin)? {
+            return Ok(false);
         }
         if FileType::from_mode(their.mode) != Some(FileType::Regular) {
             return Ok(true);
@@ -259,6 +270,24 @@ impl Names {
         conflicts.dedup();
         Ok(conflicts)
     }
+}
+
+/// The items of an inode, but for its attributes, entries and extents.
+fn other_items(
+    side: Side<'_>,
+    number: InodeNumber,
+    own: Option<&[u8]>,
+) -> Result<Vec<(Key, Vec<u8>)>> {
+    let mut items = Vec::new();
+    for kind in [ItemKind::Xattr, ItemKind::XattrPart, ItemKind::Symlink] {
+        for found in side.tree.range(Key::all(number, kind)) {
+            let (key, value) = found?;
+            if !is_own_attribute(&key, &value, own) {
+                items.push((key, value));
+            }
+        }
+    }
+    Ok(items)
 }
 
 /// A path of an inode that this side has.

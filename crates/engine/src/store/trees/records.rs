@@ -1,5 +1,5 @@
 //! Changes of the tree of subvolumes, under its lock.
-use super::{Opened, Place, RecordedTree, Subvolume, Trees};
+use super::{HIDDEN_SLOT, Opened, Place, RecordedTree, Subvolume, Trees};
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, Tree};
 use cairn_environment::Rank;
@@ -89,13 +89,20 @@ impl<'a> Records<'a> {
         Ok(false)
     }
 
+    /// Whether entries in `id` may name subvolumes: such as stand in it, or, in a fork, in what it
+    /// came from.
+    pub(in crate::store) fn may_name(&self, id: TreeId) -> Result<bool> {
+        let has_foreign = self.find(id)?.is_some_and(|item| item.names_others);
+        Ok(has_foreign || self.any_named_in(id)?)
+    }
+
     /// A number that no subvolume has had since the volume was opened.
     pub(in crate::store) fn take_number(&self) -> Result<u32> {
         let is_known = self.trees.numbers.lock().is_some();
         if !is_known {
             // Those that were removed since then have no item any more.
             let mut used: Vec<u32> = self.trees.slots.lock().values().copied().collect();
-            used.push(0);
+            used.extend([0, HIDDEN_SLOT]);
             used.extend(self.trees.known_slots());
             for item in self.trees.subvolume_items() {
                 let (id, item) = item?;

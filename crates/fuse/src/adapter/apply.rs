@@ -1,0 +1,171 @@
+//! Requests to [apply](crate::apply) what has changed in a fork, on the thread of the request.
+//!
+//! The volume has changed files and names behind the kernel's back, which keeps them for ever. So
+//! the kernel forgets all of them before the answer: a program that runs after `cairn apply` sees
+//! the new state, also through what it has opened and mapped before. No request waits for the
+//! thread that tells the kernel.
+//!
+//! Order: first the names, then the inodes. A lookup between the two brings attributes as they are
+//! now; those of an inode that the kernel knew before are asked for again when it is told of that.
+//!
+//! With its writeback cache the kernel owns the length and times of a regular file, and takes none
+//! of the server. So it forgets these files (Linux 6.18). One that a program has open it can't
+//! forget: it learns a greater length, does not learn a smaller one, and forgets the file when that
+//! is closed.
+use super::kept_texts::{KeptTexts, Part};
+use super::snapshots::SCHEDULE_ATTRIBUTE;
+use super::subvolumes::{described, tell_kernel};
+use super::{Answer, RequestFailure};
+use crate::apply;
+use crate::directory_requests::{
+    self, AppliedCounts, ApplyRequest as Request, Conflicts, Side, Subvolume,
+};
+use crate::transport::{Notifier, Reply};
+use cairn_engine::{Applied, Apply, ApplyOptions, Error, FileType, InodeId, Volume, Winner};
+use cairn_environment::{clock, thread};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What an application needs of a mount.
+pub(super) struct Mount<'m> {
+    pub(super) volume: &'m Volume,
+    pub(super) kept: &'m Arc<KeptTexts>,
+    /// The kernel has a writeback cache.
+    pub(super) writeback: bool,
+}
+
+/// Serves a request to the root directory of a fork.
+pub(super) fn serve(
+    mount: &Mount<'_>,
+    fork: InodeId,
+    is_privileged: bool,
+    request: &Request,
+    reply: &Reply,
+) -> Answer<directory_requests::Answer> {
+    // It changes files of all owners, and names some in directories that others may not read.
+    if !is_privileged {
+        return Err(Errno::PERM.into());
+    }
+    let (target, part) = match *request {
+        Request::Begin { winner } => {
+            let winner = match winner {
+                None => Winner::Neither,
+                Some(Side::Fork) => Winner::Fork,
+                Some(Side::Origin) => Winner::Origin,
+            };
+            // Schedules are each side's own.
+            let options = ApplyOptions { winner, own_attribute: Some(SCHEDULE_ATTRIBUTE) };
+            // Before anything is changed, so that the answer is complete afterwards.
+            let target = described_origin(mount.volume, fork)?;
+            match mount.volume.apply_with(fork, options).map_err(or_no_origin)? {
+                Apply::Done(applied) => {
+                    let counts = AppliedCounts {
+                        names: applied.names.len() as u64,
+                        inodes: applied.inodes.len() as u64,
+                    };
+                    mount.have_kernel_forget(&applied, reply);
+                    return Ok(directory_requests::Answer {
+                        subvolumes: vec![target],
+                        applied: Some(counts),
+                        ..directory_requests::Answer::default()
+                    });
+                }
+                Apply::Conflicts(conflicts) => {
+                    let other_bytes = serde_json::to_string(&target).map_err(|_| Errno::IO)?.len();
+                    let text = apply::encode(&conflicts);
+                    (Some(target), mount.kept.begin(text, other_bytes))
+                }
+            }
+        }
+        Request::Continue { number, from } => (None, mount.kept.part(number, from)?),
+    };
+    let Part { number, text, more } = part;
+    Ok(directory_requests::Answer {
+        subvolumes: target.into_iter().collect(),
+        conflicts: Some(Conflicts { number, text }),
+        more,
+        ..directory_requests::Answer::default()
+    })
+}
+
+/// What is known of the subvolume that a fork came from.
+fn described_origin(volume: &Volume, fork: InodeId) -> Answer<Subvolume> {
+    let root = volume.origin_of_fork(fork).map_err(or_no_origin)?;
+    described(volume, volume.subvolume_of(root)?.0)
+}
+
+/// Another number than that of a missing directory.
+fn or_no_origin(error: Error) -> RequestFailure {
+    if matches!(error, Error::NotFound) { Errno::NODATA.into() } else { error.into() }
+}
+
+/// So many nodes are named in one notification.
+const PRUNED_TOGETHER: usize = 64;
+/// The interval between requests to the kernel to forget files that are open.
+const PRUNE_INTERVAL: Duration = Duration::from_millis(500);
+
+impl Mount<'_> {
+    /// Returns when the kernel knows nothing any more of what has changed.
+    fn have_kernel_forget(&self, applied: &Applied, reply: &Reply) {
+        for (directory, name) in &applied.names {
+            tell_kernel(reply, *directory, name);
+        }
+        let Some(notifier) = reply.notifier() else { return };
+        for inode in &applied.inodes {
+            notifier.invalidate_data(inode.0);
+        }
+        if !self.writeback {
+            return;
+        }
+        let sizes = applied.inodes.iter().filter_map(|inode| {
+            let file = self.volume.attributes(*inode).ok()?;
+            (file.file_type == FileType::Regular).then_some((inode.0, file.size_bytes))
+        });
+        let mut files: BTreeMap<u64, u64> = sizes.collect();
+        let in_use = pruned(files.keys().copied().collect(), &notifier);
+        if let Some(in_use) = &in_use {
+            files.retain(|node, _| in_use.contains(node));
+        }
+        for (node, size_bytes) in files {
+            self.lengthen(node, size_bytes, &notifier);
+        }
+        if let Some(in_use) = in_use.filter(|in_use| !in_use.is_empty()) {
+            thread::spawn("cairn-prune", move || {
+                prune_when_unused(in_use.into_iter().collect(), &notifier);
+            });
+        }
+    }
+
+    /// Has the kernel take a length of a file that is greater than the one that it knows.
+    fn lengthen(&self, node: u64, size_bytes: u64, notifier: &Notifier) {
+        let mut last = [0];
+        if let Some(at) = size_bytes.checked_sub(1)
+            && matches!(self.volume.read_into(InodeId(node), at, &mut last), Ok(1))
+        {
+            notifier.store(node, at, &last);
+        }
+    }
+}
+
+/// Has the kernel forget those of the nodes that no program uses, and returns the others. `None` if
+/// it can't, or the mount has ended.
+fn pruned(nodes: Vec<u64>, notifier: &Notifier) -> Option<BTreeSet<u64>> {
+    for nodes in nodes.chunks(PRUNED_TOGETHER) {
+        if let Err(error) = notifier.prune(nodes) {
+            tracing::debug!("the kernel does not forget files on request: {error}");
+            return None;
+        }
+    }
+    Some(nodes.into_iter().filter(|node| notifier.is_known(*node)).collect())
+}
+
+/// Runs until the kernel has forgotten these nodes.
+fn prune_when_unused(mut nodes: Vec<u64>, notifier: &Notifier) {
+    while !nodes.is_empty() {
+        clock::sleep(PRUNE_INTERVAL);
+        let Some(in_use) = pruned(nodes, notifier) else { return };
+        nodes = in_use.into_iter().collect();
+    }
+}

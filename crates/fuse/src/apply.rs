@@ -1,0 +1,125 @@
+//! The application of a fork's changes to what it came from, for programs.
+//!
+//! The server says which conflicts there are as [text](crate::path_text), in parts: of each a
+//! letter and its path.
+use crate::control::send_cached_data_of;
+use crate::directory_requests::{Answer, ApplyRequest, Request, Side, Subvolume, ask};
+use crate::error::MountError;
+use crate::path_text::{decode_path, decode_records, encode_path, whole_text};
+use crate::subvolumes::subvolume_at;
+use rustix::io::Errno;
+use std::path::Path;
+
+pub use crate::directory_requests::AppliedCounts;
+pub use cairn_engine::{Conflict, ConflictKind, Winner};
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Application {
+    /// The subvolume that the fork came from, or that has its place.
+    pub target: Subvolume,
+    /// What was done.
+    pub outcome: Outcome,
+}
+
+/// What was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All of it is applied and durable, and every program sees it.
+    Applied(AppliedCounts),
+    /// Nothing was changed, because of these, by path.
+    Conflicts(Vec<Conflict>),
+}
+
+/// Applies what has changed in the fork with the root directory at `fork`, with everything that was
+/// written before, to the subvolume that it came from. See [`cairn_engine::Volume::apply`]. For
+/// root and the server's user: it changes files of all owners.
+///
+/// # Errors
+/// If it is no fork; if what it came from is gone (NODATA); if the server is too old (PROTO); as of
+/// [`cairn_engine::Volume::apply`].
+pub fn apply(fork: &Path, winner: Winner) -> Result<Application, MountError> {
+    let refused = |errno| MountError::Refused { path: fork.to_owned(), errno };
+    // What the kernel has of the fork, and what it has of the other one: the whole mount.
+    send_cached_data_of(fork)?;
+    let winner = match winner {
+        Winner::Neither => None,
+        Winner::Fork => Some(Side::Fork),
+        Winner::Origin => Some(Side::Origin),
+    };
+    let ask = |request| ask(fork, &Request::Apply(request));
+    let mut answer = match ask(ApplyRequest::Begin { winner }) {
+        // A server that does not know the request refuses it, too.
+        Err(MountError::Refused { errno: Errno::INVAL, .. })
+            if subvolume_at(fork).is_ok_and(|found| found.origin.is_some()) =>
+        {
+            return Err(refused(Errno::PROTO));
+        }
+        answer => answer?,
+    };
+    let target = answer.subvolumes.pop().ok_or_else(|| refused(Errno::PROTO))?;
+    if let Some(counts) = answer.applied {
+        return Ok(Application { target, outcome: Outcome::Applied(counts) });
+    }
+    let part = |answer: Answer| answer.conflicts.map(|part| (part.number, part.text));
+    let next = |number, from| ask(ApplyRequest::Continue { number, from });
+    let conflicts = decode(&whole_text(fork, answer, part, next)?);
+    let conflicts = conflicts.ok_or_else(|| refused(Errno::PROTO))?;
+    Ok(Application { target, outcome: Outcome::Conflicts(conflicts) })
+}
+
+const LETTERS: [(&str, ConflictKind); 6] = [
+    ("C", ConflictKind::BothChanged),
+    ("O", ConflictKind::RemovedInOrigin),
+    ("F", ConflictKind::RemovedInFork),
+    ("N", ConflictKind::BothNamed),
+    ("M", ConflictKind::BothMoved),
+    ("L", ConflictKind::Loop),
+];
+
+/// Conflicts as text: printable characters without quotes and backslashes.
+pub(crate) fn encode(conflicts: &[Conflict]) -> String {
+    let mut text = String::new();
+    for Conflict { path, kind } in conflicts {
+        let letter = LETTERS.iter().find(|(_, one)| one == kind);
+        text.push_str(letter.map_or("?", |(letter, _)| letter));
+        text.push(' ');
+        encode_path(&mut text, path);
+        text.push(';');
+    }
+    text
+}
+
+fn decode(text: &str) -> Option<Vec<Conflict>> {
+    decode_records(text, |fields| {
+        let [letter, path] = fields else { return None };
+        let (_, kind) = LETTERS.iter().find(|(one, _)| one == letter)?;
+        Some(Conflict { path: decode_path(path)?, kind: *kind })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conflicts_pass_as_text() {
+        let every_byte: Vec<u8> = (1..=255).collect();
+        let all = [
+            ConflictKind::BothChanged,
+            ConflictKind::RemovedInOrigin,
+            ConflictKind::RemovedInFork,
+            ConflictKind::BothNamed,
+            ConflictKind::BothMoved,
+            ConflictKind::Loop,
+        ];
+        let all = Vec::from(all.map(|kind| Conflict { path: every_byte.clone(), kind }));
+        let text = encode(&all);
+        assert_eq!(decode(&text), Some(all));
+        assert_eq!(serde_json::to_string(&text).unwrap().len(), text.len() + 2);
+        assert_eq!(decode(""), Some(Vec::new()));
+        for bad in [";", "C a", "C;", "? a;", "C a b;", "C %4;"] {
+            assert_eq!(decode(bad), None, "{bad}");
+        }
+    }
+}
