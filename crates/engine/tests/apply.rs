@@ -1,252 +1,15 @@
 //! What a fork has changed is applied to where it came from: all of it or nothing. Random histories
-//! on both sides are merged by a few lines here, too, which know inodes and entries only.
+//! on both sides are merged by a model, too.
+mod apply_model;
 mod small_volume;
 
-use cairn_blockdev::MemoryDevice;
+use apply_model::{Tree, forked, merge, sibling};
 use cairn_engine::{
-    AllocateMode, Applied, Apply, AttributeChange, ConflictKind, Error, FileType, InodeId,
-    NewInode, RenameMode, Timestamp, Volume, Winner, XattrMode,
+    Applied, Apply, AttributeChange, Conflict, ConflictKind, Error, InodeId, RenameMode, Volume,
+    Winner,
 };
 use cairn_environment::random::Seeded;
-use small_volume::{DIRECTORY, FILE, device, get, open, put};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-
-/// What an inode is, but for its names and, of a directory, what is in it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Node {
-    mode: u32,
-    uid: u32,
-    /// Of a directory always the same.
-    modified: Timestamp,
-    content: Vec<u8>,
-    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-}
-
-type Key = (u64, Vec<u8>);
-
-/// Everything in a subvolume.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-struct Tree {
-    nodes: BTreeMap<u64, Node>,
-    entries: BTreeMap<Key, u64>,
-}
-
-const DIRECTORY_BITS: u32 = 0o040_000;
-const TYPE_BITS: u32 = 0o170_000;
-
-fn is_directory(node: &Node) -> bool {
-    node.mode & TYPE_BITS == DIRECTORY_BITS
-}
-
-impl Tree {
-    /// Checks counts on the way.
-    fn read(volume: &Volume, root: InodeId) -> Self {
-        let mut tree = Self::default();
-        let mut next = vec![root];
-        let (mut links, mut said) = (BTreeMap::new(), BTreeMap::new());
-        while let Some(inode) = next.pop() {
-            let number = inode.number().0;
-            let attributes = volume.attributes(inode).unwrap();
-            said.insert(number, attributes.links);
-            let mut content = Vec::new();
-            match attributes.mode & TYPE_BITS {
-                DIRECTORY_BITS => {
-                    let (mut names, mut subdirectories, mut bytes) = (Vec::new(), 0, 0);
-                    let mut take = |item: cairn_engine::DirectoryItem<'_>| {
-                        names.push((item.name.to_vec(), item.inode));
-                        subdirectories += u32::from(item.file_type == FileType::Directory);
-                        bytes += item.name.len() as u64;
-                        true
-                    };
-                    volume.read_directory(inode, 0, &mut take).unwrap();
-                    assert_eq!(
-                        (attributes.links, attributes.size_bytes),
-                        (2 + subdirectories, bytes)
-                    );
-                    for (name, child) in names {
-                        assert_eq!(volume.lookup(inode, &name).unwrap().inode, child);
-                        volume.forget(child, 1);
-                        tree.entries.insert((number, name), child.number().0);
-                        *links.entry(child.number().0).or_insert(0) += 1;
-                        if links[&child.number().0] == 1 {
-                            next.push(child);
-                        }
-                    }
-                }
-                0o120_000 => content = volume.read_link(inode).unwrap(),
-                _ => volume.read(inode, 0, 1 << 20, &mut content).map(drop).unwrap(),
-            }
-            let names = volume.list_xattrs(inode).unwrap();
-            let value = |name: &Vec<u8>| volume.get_xattr(inode, name).unwrap();
-            let xattrs = names.iter().map(|name| (name.clone(), value(name))).collect();
-            let cairn_engine::Attributes { mode, uid, modified, .. } = attributes;
-            let is_directory = mode & TYPE_BITS == DIRECTORY_BITS;
-            let modified = if is_directory { Timestamp::default() } else { modified };
-            tree.nodes.insert(number, Node { mode, uid, modified, content, xattrs });
-        }
-        for (number, links) in links {
-            if !is_directory(&tree.nodes[&number]) {
-                assert_eq!(said[&number], links, "links of {number}");
-            }
-        }
-        tree
-    }
-
-    /// Each entry is reached from the root directory `root`, and each directory once.
-    fn is_sound(&self, root: u64) -> bool {
-        let (mut seen, mut next) = (BTreeSet::from([root]), vec![root]);
-        let mut reached = 0;
-        while let Some(directory) = next.pop() {
-            for ((_, _), child) in
-                self.entries.range((directory, Vec::new())..(directory + 1, Vec::new()))
-            {
-                reached += 1;
-                let Some(node) = self.nodes.get(child) else { return false };
-                let is_new = seen.insert(*child);
-                if is_directory(node) {
-                    if !is_new {
-                        return false;
-                    }
-                    next.push(*child);
-                }
-            }
-        }
-        reached == self.entries.len()
-    }
-
-    fn names_of(&self, inode: u64) -> BTreeSet<&Key> {
-        self.entries.iter().filter(|(_, of)| **of == inode).map(|(key, _)| key).collect()
-    }
-}
-
-/// Of one thing: what it becomes, unless both have changed it.
-fn merged<T: Clone + PartialEq>(
-    base: Option<&T>,
-    fork: Option<&T>,
-    origin: Option<&T>,
-) -> Option<Option<T>> {
-    if fork == base || fork == origin {
-        Some(origin.cloned())
-    } else if origin == base {
-        Some(fork.cloned())
-    } else {
-        None
-    }
-}
-
-/// The merge, unless something in it is a conflict.
-fn merge(base: &Tree, fork: &Tree, origin: &Tree, root: u64) -> Option<Tree> {
-    let mut tree = Tree::default();
-    let keys = base.entries.keys().chain(fork.entries.keys()).chain(origin.entries.keys());
-    let (mut ours, mut theirs) = (BTreeSet::new(), BTreeSet::new());
-    for key in keys.collect::<BTreeSet<_>>() {
-        let of = |tree: &Tree| tree.entries.get(key).copied();
-        let all = [of(base), of(fork), of(origin)];
-        let [base, fork, origin] = all;
-        if let Some(inode) = merged(base.as_ref(), fork.as_ref(), origin.as_ref())? {
-            tree.entries.insert(key.clone(), inode);
-        }
-        if fork != origin {
-            let changed = if fork == base { &mut ours } else { &mut theirs };
-            changed.extend([base, fork, origin].into_iter().flatten());
-        }
-    }
-    let numbers = base.nodes.keys().chain(fork.nodes.keys()).chain(origin.nodes.keys());
-    for number in numbers.collect::<BTreeSet<_>>() {
-        let of = |tree: &Tree| tree.nodes.get(number).cloned();
-        let [base, fork, origin] = [of(base), of(fork), of(origin)];
-        if let Some(node) = merged(base.as_ref(), fork.as_ref(), origin.as_ref())? {
-            tree.nodes.insert(*number, node);
-        }
-    }
-    // Names of one inode are changed by one side.
-    let is_torn = |inode: &u64| {
-        let [fork, origin] = [fork, origin].map(|side| side.names_of(*inode));
-        fork != origin
-    };
-    if ours.intersection(&theirs).any(is_torn) || !tree.is_sound(root) {
-        return None;
-    }
-    // What has no name is gone.
-    let named: BTreeSet<u64> = tree.entries.values().copied().chain([root]).collect();
-    if tree.nodes.keys().any(|number| !named.contains(number)) {
-        return None;
-    }
-    Some(tree)
-}
-
-/// Changes a subvolume at random.
-fn change(volume: &Volume, root: InodeId, random: &mut Seeded) {
-    let tree = Tree::read(volume, root);
-    let id = |number: u64| {
-        // The ids of a subvolume have its root directory's slot.
-        InodeId(root.0 - root.number().0 + number)
-    };
-    let directories: Vec<u64> = tree
-        .nodes
-        .iter()
-        .filter(|(_, node)| is_directory(node))
-        .map(|(number, _)| *number)
-        .collect();
-    let directory = id(directories[random.below(directories.len() as u64) as usize]);
-    let name = format!("n{}", random.below(6)).into_bytes();
-    let names: Vec<&Key> = tree.entries.keys().collect();
-    let some = (!names.is_empty()).then(|| names[random.below(names.len() as u64) as usize]);
-    let Some((parent, old)) = some.filter(|_| random.below(4) > 0) else {
-        let kinds = [FileType::Regular, FileType::Regular, FileType::Directory, FileType::Symlink];
-        let file_type = kinds[random.below(4) as usize];
-        let target = (file_type == FileType::Symlink).then_some(&b"somewhere"[..]);
-        let new = NewInode { file_type, target, ..FILE };
-        if let Ok(made) = volume.create(directory, &name, &new) {
-            if file_type == FileType::Regular {
-                let bytes = vec![random.below(255) as u8; random.below(30_000) as usize];
-                volume.write(made.inode, 0, &bytes).unwrap();
-            }
-            volume.forget(made.inode, 1);
-        }
-        return;
-    };
-    let (inode, parent) = (id(tree.entries[&(*parent, old.clone())]), id(*parent));
-    let node = &tree.nodes[&inode.number().0];
-    let is_file = node.mode & TYPE_BITS == 0o100_000;
-    match random.below(12) {
-        0 if is_directory(node) => drop(volume.remove_directory(parent, old)),
-        0 | 1 => drop(volume.unlink(parent, old)),
-        2 | 3 => drop(volume.rename(parent, old, directory, &name, RenameMode::Replace)),
-        4 if is_file => {
-            if volume.link(inode, directory, &name).is_ok() {
-                volume.forget(inode, 1);
-            }
-        }
-        5 => {
-            let mode = Some(if random.below(2) == 0 { 0o600 } else { 0o700 });
-            volume.set_attributes(inode, &AttributeChange { mode, ..Default::default() }).unwrap();
-        }
-        6 => {
-            let value = vec![random.below(255) as u8; random.below(9_000) as usize];
-            volume.set_xattr(inode, b"user.some", &value, XattrMode::Any).unwrap();
-        }
-        7 => drop(volume.remove_xattr(inode, b"user.some")),
-        8 if is_file => {
-            let size = Some(random.below(40_000));
-            volume.set_attributes(inode, &AttributeChange { size, ..Default::default() }).unwrap();
-        }
-        9 if is_file => {
-            let (at, length) = (random.below(30_000), 1 + random.below(20_000));
-            volume.allocate(inode, at, length, AllocateMode::PunchHole).unwrap();
-        }
-        10 if is_file => {
-            let mode = AllocateMode::Allocate { keep_size: random.below(2) == 0 };
-            volume.allocate(inode, random.below(30_000), 1 + random.below(20_000), mode).unwrap();
-        }
-        _ if is_file => {
-            let bytes = vec![random.below(255) as u8; 1 + random.below(9_000) as usize];
-            volume.write(inode, random.below(30_000), &bytes).unwrap();
-        }
-        _ => {}
-    }
-}
+use small_volume::{DIRECTORY, device, get, open, put, used};
 
 fn done(applied: Apply) -> Applied {
     match applied {
@@ -255,25 +18,33 @@ fn done(applied: Apply) -> Applied {
     }
 }
 
-/// A volume with a subvolume and a fork of it, after `changes` changes of the one, and of both.
-fn forked(
-    random: &mut Seeded,
-    changes: [u64; 3],
-) -> (Arc<MemoryDevice>, Volume, [InodeId; 2], Tree) {
-    let device = device();
-    let volume = open(&device, None);
-    let root = volume.root();
-    let origin = volume.create_subvolume(root, b"origin", &DIRECTORY).unwrap().inode;
-    (0..changes[0]).for_each(|_| change(&volume, origin, random));
-    let base = Tree::read(&volume, origin);
-    let fork = volume.fork(origin, root, b"fork").unwrap().inode;
-    for _ in 0..changes[1] {
-        change(&volume, fork, random);
+/// All that this side has changed since `base` is so now.
+fn expect_won(now: &Tree, base: &Tree, side: &Tree, context: &str) {
+    for key in base.entries.keys().chain(side.entries.keys()) {
+        let entry = side.entries.get(key);
+        if entry != base.entries.get(key) {
+            assert_eq!(now.entries.get(key), entry, "{key:?}, {context}");
+        }
     }
-    for _ in 0..changes[2] {
-        change(&volume, origin, random);
+    for (number, node) in &side.nodes {
+        if base.nodes.get(number) != Some(node) {
+            assert_eq!(now.nodes.get(number), Some(node), "inode {number}, {context}");
+        }
     }
-    (device, volume, [origin, fork], base)
+}
+
+/// What makes a file longer shows zeros there.
+fn expect_nothing_behind_ends(volume: &Volume, tree: &Tree, root: InodeId, context: &str) {
+    let files = tree.nodes.iter().filter(|(_, node)| node.mode & 0o170_000 == 0o100_000);
+    for (number, node) in files {
+        let inode = sibling(root, *number);
+        let end = node.content.len() as u64;
+        let change = AttributeChange { size: Some(end + 60_000), ..Default::default() };
+        volume.set_attributes(inode, &change).unwrap();
+        let mut behind = Vec::new();
+        volume.read(inode, end, 60_000, &mut behind).unwrap();
+        assert!(behind.iter().all(|byte| *byte == 0), "inode {number}, {context}");
+    }
 }
 
 #[test]
@@ -285,7 +56,9 @@ fn random_histories_are_merged() {
     for round in 0..120 {
         let mut random = Seeded::new(seed.wrapping_add(round));
         let changes = [30, 1 + random.below(10), random.below(8)];
-        let (device, volume, [origin, fork], base) = forked(&mut random, changes);
+        let device = device();
+        let volume = open(&device, None);
+        let ([origin, fork], base) = forked(&volume, &mut random, changes);
         let [theirs, ours] = [fork, origin].map(|root| Tree::read(&volume, root));
         let number = origin.number().0;
         let expected = merge(&base, &theirs, &ours, number);
@@ -301,30 +74,25 @@ fn random_histories_are_merged() {
             (None, Apply::Conflicts(conflicts)) => {
                 assert!(!conflicts.is_empty() && now == ours, "{context}");
                 counts[1] += 1;
-                let winner = if random.below(2) == 0 { Winner::Fork } else { Winner::Origin };
-                if let Apply::Done(_) = volume.apply(fork, winner).unwrap() {
-                    counts[2] += 1;
+                let mut before_it = ours.clone();
+                for winner in [Winner::Origin, Winner::Fork] {
+                    let decided = volume.apply(fork, winner).unwrap();
+                    let context = format!("{winner:?} wins, {decided:?}, {context}");
                     now = Tree::read(&volume, origin);
                     assert!(now.is_sound(number), "{context}");
-                    let (side, of) = match winner {
-                        Winner::Fork => (&theirs, "fork"),
-                        _ => (&ours, "origin"),
-                    };
-                    let keys = base.entries.keys().chain(side.entries.keys());
-                    for key in keys {
-                        if side.entries.get(key) != base.entries.get(key) {
-                            assert_eq!(
-                                now.entries.get(key),
-                                side.entries.get(key),
-                                "{of}, {context}"
-                            );
-                        }
+                    if let (Winner::Origin, Apply::Conflicts(left)) = (winner, &decided) {
+                        // The origin can win all others.
+                        let is_loop = |one: &Conflict| one.kind == ConflictKind::Loop;
+                        assert!(left.iter().all(is_loop), "{context}");
                     }
-                    for (number, node) in &side.nodes {
-                        if base.nodes.get(number) != Some(node) {
-                            assert_eq!(now.nodes.get(number), Some(node), "{of}, {context}");
-                        }
+                    if let Apply::Done(_) = decided {
+                        counts[2] += 1;
+                        let side = if winner == Winner::Fork { &theirs } else { &ours };
+                        expect_won(&now, &base, side, &context);
+                    } else {
+                        assert!(now == before_it, "{context}");
                     }
+                    before_it = now.clone();
                 }
             }
             _ => panic!("{:?} was expected, {context}", expected.is_some()),
@@ -333,6 +101,9 @@ fn random_histories_are_merged() {
             let again = done(volume.apply(fork, Winner::Neither).unwrap());
             assert!(again.names.is_empty() && again.inodes.is_empty(), "{again:?}, {context}");
         }
+        // What has lost its last name is gone: the other inode is the root directory.
+        let before = used(&volume);
+        assert_eq!(volume.space().inodes, 1 + now.nodes.len() as u64, "{context}");
         if random.below(2) == 0 {
             volume.close().unwrap();
         }
@@ -340,6 +111,8 @@ fn random_histories_are_merged() {
         let volume = open(&device, None);
         let origin = volume.lookup(volume.root(), b"origin").unwrap().inode;
         assert!(Tree::read(&volume, origin) == now, "{context}");
+        assert_eq!(used(&volume), before, "{context}");
+        expect_nothing_behind_ends(&volume, &now, origin, &context);
     }
     eprintln!("{counts:?}: merged, conflicts, decided");
     assert!(counts.iter().all(|count| *count > 5), "{counts:?}");
@@ -418,4 +191,71 @@ fn nested_subvolumes_are_left_out() {
         (&b"inner"[..], ConflictKind::RemovedInFork)
     );
     volume.lookup(inner, b"nested").unwrap();
+}
+
+#[test]
+fn a_nested_subvolume_in_the_way_is_a_conflict() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let origin = volume.create_subvolume(root, b"origin", &DIRECTORY).unwrap().inode;
+    let outer = volume.create(origin, b"outer", &DIRECTORY).unwrap().inode;
+    for (directory, name) in [(origin, b"early"), (outer, b"inner")] {
+        volume.create_subvolume(directory, name, &DIRECTORY).unwrap();
+    }
+    let fork = volume.fork(origin, root, b"fork").unwrap().inode;
+    // In the fork these names were free.
+    let early = volume.create(fork, b"early", &DIRECTORY).unwrap().inode;
+    put(&volume, early, b"below", b"below");
+    put(&volume, fork, b"late", b"late");
+    put(&volume, fork, b"other", b"other");
+    volume.remove_directory(fork, b"outer").unwrap();
+    volume.create_subvolume(origin, b"late", &DIRECTORY).unwrap();
+    let found = |applied: Apply| {
+        let Apply::Conflicts(conflicts) = applied else { panic!("no conflict") };
+        let found = |one: Conflict| (String::from_utf8(one.path).unwrap(), one.kind);
+        conflicts.into_iter().map(found).collect::<Vec<_>>()
+    };
+    let expected = [
+        ("early".to_owned(), ConflictKind::BothNamed),
+        ("late".to_owned(), ConflictKind::BothNamed),
+        ("outer".to_owned(), ConflictKind::RemovedInFork),
+    ];
+    for winner in [Winner::Neither, Winner::Fork] {
+        assert_eq!(found(volume.apply(fork, winner).unwrap()), expected, "{winner:?}");
+    }
+    done(volume.apply(fork, Winner::Origin).unwrap());
+    assert_eq!(get(&volume, origin, b"other").unwrap(), b"other");
+    for (directory, name) in [(origin, &b"early"[..]), (origin, b"late"), (outer, b"inner")] {
+        assert!(volume.lookup(directory, name).unwrap().inode.number().0 == 1);
+    }
+}
+
+#[test]
+fn if_the_fork_wins_no_file_loses_its_last_name_and_no_directory_gets_two() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let origin = volume.create_subvolume(root, b"origin", &DIRECTORY).unwrap().inode;
+    for name in [b"moved", b"other", b"third"] {
+        put(&volume, origin, name, name);
+    }
+    volume.create(origin, b"directory", &DIRECTORY).unwrap();
+    let fork = volume.fork(origin, root, b"fork").unwrap().inode;
+    let rename = |of, old: &[u8], new: &[u8]| {
+        volume.rename(of, old, of, new, RenameMode::Replace).unwrap();
+    };
+    // The fork removes what stands where the origin moves another file.
+    volume.unlink(fork, b"other").unwrap();
+    rename(origin, b"moved", b"other");
+    done(volume.apply(fork, Winner::Fork).unwrap());
+    assert_eq!(get(&volume, origin, b"moved").unwrap(), b"moved");
+    assert!(matches!(get(&volume, origin, b"other"), Err(Error::NotFound)));
+    // Both move a file, the origin to where a directory was.
+    rename(fork, b"third", b"fork's");
+    rename(origin, b"directory", b"elsewhere");
+    rename(origin, b"third", b"directory");
+    done(volume.apply(fork, Winner::Fork).unwrap());
+    assert_eq!(get(&volume, origin, b"fork's").unwrap(), b"third");
+    assert!(Tree::read(&volume, origin).is_sound(origin.number().0));
 }

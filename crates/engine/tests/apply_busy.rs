@@ -123,7 +123,7 @@ fn what_is_only_in_memory_counts_as_changed() {
     assert!(matches!(&applied, Apply::Conflicts(conflicts) if conflicts.len() == 1), "{applied:?}");
     assert_eq!(
         get(&volume, origin, b"file").unwrap()[4_999..5_011],
-        [[1].repeat(1), [3].repeat(10), [1].repeat(1)].concat()
+        [vec![1], vec![3; 10], vec![1]].concat()
     );
 }
 

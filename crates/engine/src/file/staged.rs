@@ -37,6 +37,11 @@ impl Staged<'_> {
         self.pieces.len()
     }
 
+    /// Where in the file they go.
+    pub(crate) fn places(&self) -> impl Iterator<Item = FileBlock> + '_ {
+        self.pieces.iter().map(|(at, _)| *at)
+    }
+
     /// The extents, made by the transaction of `operation`, which puts each of them into a file.
     pub(crate) fn take(
         &self,

@@ -4,8 +4,8 @@ use crate::Result;
 use crate::file::extents::gaps;
 use crate::names::differences::gathered::Side;
 use cairn_format::{
-    DirectoryEntry, EntryTarget, Extent, FileBlock, FileType, Generation, INODE_ROOT, InodeItem,
-    InodeNumber, ItemKind, Key, XattrItem,
+    DirectoryEntry, EntryTarget, Extent, ExtentKind, FileBlock, FileType, Generation, INODE_ROOT,
+    InodeItem, InodeNumber, ItemKind, Key, XattrItem,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -196,5 +196,23 @@ impl DataChange {
             dropped.extend(gaps(blocks, &inherited[from..to.max(from)]));
         }
         Self { dropped, copied }
+    }
+
+    /// The file ends at `end`, and the origin has these extents behind it. If data is among them,
+    /// all of them go: the fork has it, too, if it was looked at while it shortened the file.
+    /// Returns how many of them.
+    pub(super) fn end_at(&mut self, end: FileBlock, behind: &[(FileBlock, Extent)]) -> usize {
+        self.copied.retain_mut(|(start, extent)| {
+            let is_in = *start < end;
+            if is_in && *start + extent.blocks > end {
+                *extent = extent.slice(0, end - *start);
+            }
+            is_in
+        });
+        if behind.iter().all(|(_, extent)| extent.kind != ExtentKind::Data) {
+            return 0;
+        }
+        self.dropped.push(end..FileBlock::END);
+        behind.len()
     }
 }

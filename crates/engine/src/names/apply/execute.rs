@@ -44,6 +44,8 @@ pub(super) struct Content<'a> {
 
 /// Everything that one application does.
 pub(super) struct Application<'a> {
+    /// The root directory of the fork.
+    pub(super) from: InodeId,
     pub(super) target: InodeId,
     /// The origin as it was when the merge was made.
     pub(super) seen: Side<'a>,
@@ -58,6 +60,15 @@ pub(super) enum Outcome {
     /// And these have no name any more.
     Done(Applied, Vec<InodeId>),
     /// These conflicts show only now.
+    Refused(Vec<Found>),
+}
+
+/// Whether it can be done.
+enum Check {
+    Fine,
+    /// What it was made for does not hold any more.
+    Changed,
+    /// As of [`Outcome`].
     Refused(Vec<Found>),
 }
 
@@ -141,7 +152,10 @@ impl Names {
         application: &Application<'_>,
     ) -> Result<Option<Outcome>> {
         let concerned = application.concerned();
-        if !self.is_as_seen(application, &concerned)? {
+        // A rollback puts another one into its place.
+        if self.store.origin_of_fork(application.from)?.1 != application.target
+            || !self.is_as_seen(application, &concerned)?
+        {
             return Ok(None);
         }
         let links = link_changes(application.merge);
@@ -155,8 +169,10 @@ impl Names {
         let Some(mut states) = self.lock_all(&inodes, application, &links)? else {
             return Ok(None);
         };
-        if let Some(outcome) = self.check(application, &states, &links)? {
-            return Ok(Some(outcome));
+        match self.check(application, &states, &links)? {
+            Check::Fine => {}
+            Check::Changed => return Ok(None),
+            Check::Refused(found) => return Ok(Some(Outcome::Refused(found))),
         }
         let orphans = self.change(operation, application, &mut states, &links)?;
         for (number, state) in &states {
@@ -270,7 +286,7 @@ impl Names {
         application: &Application<'_>,
         states: &States<'_>,
         links: &BTreeMap<InodeNumber, i64>,
-    ) -> Result<Option<Outcome>> {
+    ) -> Result<Check> {
         let Application { target, merge, contents, .. } = application;
         let mut entries: BTreeMap<InodeNumber, i64> = BTreeMap::new();
         for ((directory, name), plan) in &merge.entries {
@@ -282,7 +298,7 @@ impl Names {
             let (found, free) = self.find_entry(target.sibling(*directory), name)?;
             let stands = found.map(|found| found.target);
             if stands != plan.expected.map(entry_target) {
-                return Err(Error::Busy);
+                return Ok(Check::Changed);
             }
             if stands.is_none() && free.is_none() {
                 return Err(Error::HashCollisions);
@@ -300,8 +316,14 @@ impl Names {
             } else {
                 i64::from(state.item.links) + change
             };
-            if left < 0 || left > i64::from(LINKS_MAX) {
-                return Err(Error::Busy);
+            if left > i64::from(LINKS_MAX) {
+                return Err(Error::TooManyLinks);
+            }
+            if left < 0 {
+                return Ok(Check::Changed);
+            }
+            if left == 0 {
+                self.store.trees.of(*target).get(&orphan_key(target.sibling(*number)))?;
             }
             let in_it = state.item.entries as i64 + entries.get(number).copied().unwrap_or(0);
             if left == 0 && state.file_type() == FileType::Directory && in_it != 0 {
@@ -319,13 +341,19 @@ impl Names {
                 }
                 continue;
             }
+            for key in content.items.keys() {
+                self.store.trees.of(inode).get(key)?;
+            }
+            for place in content.staged.places() {
+                self.files.extents_in(inode, place..place.next(), 1)?;
+            }
             for blocks in &content.dropped {
                 for (_, extent) in self.files.extents_in(inode, blocks.clone(), usize::MAX)? {
                     self.files.expect_referenced(&extent)?;
                 }
             }
         }
-        Ok((!refused.is_empty()).then_some(Outcome::Refused(refused)))
+        Ok(if refused.is_empty() { Check::Fine } else { Check::Refused(refused) })
     }
 
     /// Step 4, but for attributes. Returns the inodes that have no name any more.

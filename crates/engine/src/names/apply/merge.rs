@@ -70,14 +70,18 @@ pub(super) struct Merging<'a> {
     /// Directories in which the origin made entries.
     our_filled: BTreeSet<InodeNumber>,
     whole: BTreeSet<InodeNumber>,
+    /// Conflicts with what is no part of the merge, which the fork can't win.
+    prevented: BTreeSet<Found>,
 }
 
 impl<'a> Merging<'a> {
     /// Of the changes of the fork, `theirs`, and of the origin, `ours`. `is_same` says whether an
-    /// inode that both have changed is the same in both now.
+    /// inode that both have changed is the same in both now. `prevented` are conflicts with what is
+    /// no part of the merge.
     pub(super) fn new<E>(
         mut theirs: SideChanges,
         ours: &'a SideChanges,
+        prevented: BTreeSet<Found>,
         is_same: &dyn Fn(InodeNumber, &InodeChange, &InodeChange) -> Result<bool, E>,
     ) -> Result<Self, E> {
         let mut entries = ours.entries.clone();
@@ -106,7 +110,8 @@ impl<'a> Merging<'a> {
         let made = entries.iter().filter(|(_, change)| change.after.is_some());
         let our_filled = made.map(|((directory, _), _)| *directory).collect();
         let (our_names, their_names) = (Names::new(&entries), Names::new(&theirs.entries));
-        Ok(Self { theirs, ours, our_names, their_names, our_filled, whole: BTreeSet::new() })
+        let whole = BTreeSet::new();
+        Ok(Self { theirs, ours, our_names, their_names, our_filled, whole, prevented })
     }
 
     fn is_gone_here(&self, inode: InodeNumber) -> bool {
@@ -115,7 +120,11 @@ impl<'a> Merging<'a> {
 
     /// The conflicts, but for loops.
     fn conflicts(&self) -> BTreeSet<Found> {
-        let mut found = BTreeSet::new();
+        let is_wanted = |(subject, _): &&Found| match subject {
+            Subject::Inode(inode) => self.theirs.inodes.contains_key(inode),
+            Subject::Entry(key) => self.theirs.entries.contains_key(key),
+        };
+        let mut found: BTreeSet<Found> = self.prevented.iter().filter(is_wanted).cloned().collect();
         for (number, change) in &self.theirs.inodes {
             if let Some(kind) = self.conflict_of_inode(*number, change) {
                 found.insert((Subject::Inode(*number), kind));
@@ -251,8 +260,10 @@ impl<'a> Merging<'a> {
     }
 
     /// Has the fork win a conflict. Returns whether that is possible.
-    fn undo_ours(&mut self, (subject, kind): &Found) -> bool {
+    fn undo_ours(&mut self, found: &Found) -> bool {
+        let (subject, kind) = found;
         match (subject, kind) {
+            _ if self.prevented.contains(found) => false,
             (Subject::Entry(key), _) => {
                 // What stands there now loses this name; a directory would be lost with it.
                 let here = self.ours.entries.get(key).and_then(|our| our.after);

@@ -19,6 +19,7 @@
 mod changes;
 mod execute;
 mod merge;
+mod nested;
 
 use super::Names;
 use super::differences::gathered::{Entry, Side};
@@ -65,16 +66,17 @@ impl Names {
 
     /// Applies the changes of the fork with this root directory.
     pub(crate) fn apply(&self, fork: InodeId, options: ApplyOptions<'_>) -> Result<Apply> {
-        let target = self.origin_of_fork(fork)?;
+        self.origin_of_fork(fork)?;
         self.store.check_writable()?;
-        self.files.enter(target)?;
         let (began, _) = self.store.origin_of_fork(fork)?;
         let changed = self.files.unchanging(fork)?;
         let base = self.store.trees.tree_of_snapshot(began)?;
         for _ in 0..TRIES {
+            let target = self.origin_of_fork(fork)?;
             let seen = self.files.unchanging(target)?;
             let roots = [changed.root(), seen.root()];
-            let applied = self.try_apply(&base, began.generation, roots, target, options)?;
+            let way = [fork, target];
+            let applied = self.try_apply(&base, began.generation, roots, way, options)?;
             drop(seen);
             if let Some(applied) = applied {
                 return Ok(applied);
@@ -83,13 +85,14 @@ impl Names {
         Err(Error::Busy)
     }
 
-    /// Nothing if the origin has changed in what matters.
+    /// Applies `fork`, a state of `from`, to `target`, of which `seen` is a state. Nothing if that
+    /// has changed in what matters.
     fn try_apply(
         &self,
         base: &Tree,
         began: Generation,
         [fork, seen]: [InodeId; 2],
-        target: InodeId,
+        [from, target]: [InodeId; 2],
         options: ApplyOptions<'_>,
     ) -> Result<Option<Apply>> {
         let base = Side { store: &self.store, tree: base, root: target };
@@ -108,7 +111,8 @@ impl Names {
         let is_same = |number, their: &InodeChange, our: &InodeChange| {
             self.is_same_now(sides, number, their, our)
         };
-        let merging = Merging::new(theirs, &ours, &is_same)?;
+        let prevented = self.prevented(sides.origin, &theirs)?;
+        let merging = Merging::new(theirs, &ours, prevented, &is_same)?;
         let parent = |number| {
             let item = sides.origin.inode_item(number).ok().flatten();
             item.filter(is_directory).map(|item| InodeNumber(item.parent))
@@ -123,6 +127,7 @@ impl Names {
         }
         let (contents, data) = self.contents(sides, &merge, &changes)?;
         let application = Application {
+            from,
             target,
             seen: sides.origin,
             merge: &merge,
@@ -155,7 +160,7 @@ impl Names {
             let here = sides.origin.inode_item(*number)?.filter(|item| item.links > 0);
             let is_new = here.is_none();
             let [fork, origin] = [sides.fork, sides.origin].map(|side| side.root.sibling(*number));
-            let (items, data, extents) = match changes.get(number) {
+            let (items, mut data, mut extents) = match changes.get(number) {
                 Some(change) if !is_new && !*is_whole => {
                     let data = DataChange::of(change, sides.began);
                     (change.items.clone(), data, change.old_extents.len())
@@ -168,6 +173,11 @@ impl Names {
                     (self.all_items(sides, *number)?, DataChange { dropped, copied }, extents)
                 }
             };
+            if !is_directory(&item) {
+                let end = FileBlock::round_up(item.size);
+                let behind = self.files.extents_in(origin, end..FileBlock::END, usize::MAX)?;
+                extents += data.end_at(end, &behind);
+            }
             let staged = self.files.stage(fork, &data.copied)?;
             // Of one extent that is cut in two, a part more stays.
             size.growing += (data.dropped.len() + staged.len()) as u64;
