@@ -45,16 +45,21 @@ fn findings(report: &Report, object: ObjectId) -> impl Iterator<Item = &Finding>
     report.findings.iter().filter(move |finding| finding.object() == Some(object))
 }
 
+/// Whether it is in a subvolume that is being removed and has a name: that goes, and then all that
+/// is in it.
+fn is_being_removed(report: &Report, object: ObjectId) -> bool {
+    findings(report, ObjectId::root_of(object.subvolume))
+        .any(|finding| finding.problem.contains("is being removed but has"))
+}
+
 fn lost_content(report: &Report, before: &Found, after: &Found) -> Option<String> {
     // What a read of overlapping extents returned depended on where it began; the root of a
     // subvolume that was read as something else becomes a directory.
-    // A name of a subvolume that is being removed goes, and then all that is in it.
     let is_excused = |object: ObjectId| {
         findings(report, object).any(|finding| {
             finding.problem.contains("inside the extent before it")
                 || finding.problem.contains("the root is not a directory")
-        }) || findings(report, ObjectId::root_of(object.subvolume))
-            .any(|finding| finding.problem.contains("is being removed but has"))
+        }) || is_being_removed(report, object)
     };
     let (object, old, new) =
         before.objects.iter().map(|(object, old)| (*object, old, after.objects.get(object))).find(
@@ -76,7 +81,10 @@ fn lost_content(report: &Report, before: &Found, after: &Found) -> Option<String
 fn lost_names(report: &Report, before: &Found, after: &Found) -> Option<String> {
     let mut lost: BTreeMap<ObjectId, Vec<String>> = BTreeMap::new();
     for (name, object) in &before.names {
-        if after.names.get(name) != Some(object) && findings(report, *object).next().is_none() {
+        if after.names.get(name) != Some(object)
+            && findings(report, *object).next().is_none()
+            && !is_being_removed(report, *object)
+        {
             lost.entry(name.0).or_default().push(String::from_utf8_lossy(&name.1).into_owned());
         }
     }
