@@ -321,7 +321,7 @@ fn the_bound_on_nodes_of_a_large_operation_holds() {
         used_most = used_most.max((bound - reservation.nodes()) * 100 / bound);
         drop(reservation);
         volume.commit();
-        let nodes = volume.referenced_blocks() / NODE_BLOCKS as u64;
+        let nodes = volume.referenced_blocks() / NODE_BLOCKS;
         assert_eq!(tree.count_nodes().unwrap(), nodes);
     }
     assert!(used_most >= 30, "the bound is far too high: at most {used_most} % of it was used");

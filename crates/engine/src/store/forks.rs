@@ -172,8 +172,8 @@ impl Store {
         Ok(id)
     }
 
-    /// The snapshot that the fork with the root directory `fork` began as, and the root directory of
-    /// the subvolume that this was made of, or of the one that has its place.
+    /// The snapshot that the fork with the root directory `fork` began as, and the root directory
+    /// of the subvolume that this was made of, or of the one that has its place.
     pub(crate) fn origin_of_fork(&self, fork: InodeId) -> Result<(Origin, InodeId)> {
         let of = self.trees.subvolume(fork)?;
         if of.snapshot.is_some() {

@@ -301,7 +301,7 @@ impl Trees {
 
     /// The slot of a subvolume, for what is not about names: the first one has one, too, where
     /// another one is shown at the root.
-    pub(in crate::store) fn slot_for_work(&self, id: TreeId) -> Result<u32> {
+    pub(super) fn slot_for_work(&self, id: TreeId) -> Result<u32> {
         if let Some(slot) = self.slots.lock().get(&id.0) {
             return Ok(*slot);
         }
