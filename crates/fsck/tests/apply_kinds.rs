@@ -1,5 +1,6 @@
 //! A power failure at any point of the application of changes of each kind: nothing of it, or all
-//! of it, and fsck finds nothing wrong. It can be applied then, and the second time nothing is left.
+//! of it, and fsck finds nothing wrong. It can be applied then, and the second time nothing is
+//! left.
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{
