@@ -1,6 +1,6 @@
 //! The application of a fork's changes to what it came from, for programs.
 //!
-//! The server says which conflicts there are as [text](crate::path_text), in parts: of each a
+//! The server says which conflicts there are as text, in parts: of each a
 //! letter and its path.
 use crate::control::send_cached_data_of;
 use crate::directory_requests::{Answer, ApplyRequest, Request, Side, Subvolume, ask};

@@ -1,6 +1,6 @@
 //! What differs between a subvolume of a mounted volume at two times, for programs.
 //!
-//! The server says it as [text](crate::path_text), in parts.
+//! The server says it as text, in parts.
 use crate::control::{open_in_mount, send_cached_data_of};
 use crate::directory_requests::{Answer, DifferencesRequest, Request, ask};
 use crate::error::MountError;
