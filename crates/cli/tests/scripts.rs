@@ -81,7 +81,7 @@ fn what_failed_is_named_last_with_its_program() {
 
 /// Of a minimal Debian (bash, coreutils, util-linux), or of a package that `scripts/test` installs;
 /// of `file` its test is left out where it is missing.
-const PROGRAMS: [&str; 25] = [
+const PROGRAMS: [&str; 26] = [
     "bash",
     "cat",
     "cp",
@@ -95,6 +95,7 @@ const PROGRAMS: [&str; 25] = [
     "git",
     "ln",
     "losetup",
+    "ls",
     "mkdir",
     "mount",
     "mv",

@@ -167,9 +167,10 @@ fn other_programs_copy_out_of_a_snapshot() {
     assert_eq!(tree(&folder.join("copy")), tree(&mounted.at(".snapshots/one")));
     succeeds("cp", &["-a", one, "dir/back"], folder);
     assert_eq!(tree(&mounted.at("back")), tree(&mounted.at(".snapshots/one")));
-    succeeds("tar", &["-cf", "archive", "-C", one, "."], folder);
+    succeeds("tar", &["--xattrs", "-cf", "archive", "-C", one, "."], folder);
     fs::create_dir(folder.join("unpacked")).unwrap();
-    succeeds("tar", &["-xpf", "archive", "-C", "unpacked"], folder);
+    let unpack = ["--xattrs", "--xattrs-include=*", "-xpf", "archive", "-C", "unpacked"];
+    succeeds("tar", &unpack, folder);
     let without_times = |path: &str| {
         tree(&folder.join(path))
             .into_iter()
