@@ -117,8 +117,12 @@ fn repair_and_go_on(forks_max: usize, salt: u64) -> (u64, u64) {
         volume.sync().unwrap();
         volume.close().unwrap();
         let mut end = checked(&*state);
-        if !is_whole(&end) {
-            // What is damaged in a tree that is being removed keeps that from its end.
+        for _ in 0..=forks_max {
+            if is_whole(&end) {
+                break;
+            }
+            // What is damaged in a tree that is being removed keeps that from its end, and then the
+            // one that it came from.
             repaired(&*state);
             let volume = open(&state, false);
             volume.sync().unwrap();
