@@ -89,15 +89,16 @@ impl FileBlock {
     }
 }
 
+// Only damage leads behind the last block.
 impl Add<u64> for FileBlock {
     type Output = Self;
     fn add(self, blocks: u64) -> Self {
-        Self(self.0 + blocks)
+        Self(self.0.saturating_add(blocks))
     }
 }
 impl AddAssign<u64> for FileBlock {
     fn add_assign(&mut self, blocks: u64) {
-        self.0 += blocks;
+        *self = *self + blocks;
     }
 }
 impl Sub<u64> for FileBlock {
