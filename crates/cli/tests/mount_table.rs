@@ -139,7 +139,7 @@ fn mounting_all_of_fstab_twice_mounts_once() {
     fs::write(mounted.path("fstab"), table).unwrap();
     let script = "set -e; mount --bind helpers \"$(readlink -f /sbin)\"
         mount -a -T fstab; mount -a -T fstab; mount -T fstab dir
-        findmnt -n -o TARGET | grep -c -e '/dir$' -e '/second$'
+        findmnt -n -o TARGET --list | grep -c -x -F -e \"$(pwd -P)/dir\" -e \"$(pwd -P)/second\"
         umount dir second";
     let Some(output) = mounted.in_own_namespace(script, &[]) else { return };
     assert!(output.status.success(), "{output:?}");
