@@ -121,10 +121,11 @@ fn repair_and_go_on(forks_max: usize, salt: u64) -> (u64, u64) {
             if is_whole(&end) {
                 break;
             }
-            // What is damaged in a tree that is being removed keeps that from its end, and then the
-            // one that it came from.
+            // What is damaged in a tree that is being removed keeps that from its end. The repair
+            // brings it back, and then the one that it came from.
             repaired(&*state);
             let volume = open(&state, false);
+            remove_all(&volume, &[]);
             volume.sync().unwrap();
             volume.close().unwrap();
             end = checked(&*state);
