@@ -52,8 +52,8 @@ pub use store::storage_room::STORAGE_ROOM_BYTES;
 pub use store::subvolumes::SubvolumeInfo;
 pub use types::{
     AllocateMode, Applied, Apply, ApplyOptions, AttributeChange, Attributes, Changes, Completion,
-    Conflict, ConflictKind, Difference, DifferenceKind, DirectoryItem, FsyncKind, NewInode,
-    RenameMode, SeekTarget, SpaceInfo, TimeChange, Winner, WriteTimes, XattrMode,
+    Conflict, ConflictKind, Difference, DifferenceKind, DirectoryItem, ForkOptions, FsyncKind,
+    NewInode, RenameMode, SeekTarget, SpaceInfo, TimeChange, Winner, WriteTimes, XattrMode,
 };
 pub use volume::Volume;
 

@@ -331,6 +331,15 @@ impl ConflictKind {
     }
 }
 
+/// How a fork is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ForkOptions {
+    /// It is there before it is durable: after a crash soon afterwards neither the fork nor
+    /// anything done in it may be there. An fsync in it makes it durable, and so does a sync of the
+    /// volume. Without [background threads](crate::VolumeOptions::background) it is durable anyway.
+    pub early: bool,
+}
+
 /// How a fork is applied.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ApplyOptions<'a> {

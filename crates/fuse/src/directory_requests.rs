@@ -15,8 +15,13 @@ pub(crate) enum Request {
     /// Make a subvolume with this name there.
     Create { name: Vec<u8>, mode: u32 },
     /// Make a fork with this name there of the subvolume or snapshot whose root directory has this
-    /// inode number.
-    Fork { name: Vec<u8>, source: u64 },
+    /// inode number; answer before it is durable if it is `early`.
+    Fork {
+        name: Vec<u8>,
+        source: u64,
+        #[serde(default)]
+        early: bool,
+    },
     /// Remove the subvolume with this name there.
     Remove { name: Vec<u8> },
     /// Have the subvolume with this name there become what its snapshot of this name holds.
@@ -329,7 +334,7 @@ mod tests {
     fn requests_and_answers_pass_a_buffer() {
         for request in [
             Request::Create { name: vec![255; 255], mode: 0o700 },
-            Request::Fork { name: b"x".to_vec(), source: u64::MAX },
+            Request::Fork { name: b"x".to_vec(), source: u64::MAX, early: true },
             Request::Remove { name: b"x".to_vec() },
             Request::Rollback { name: b"x".to_vec(), snapshot: vec![255] },
             Request::List { after: u64::MAX },

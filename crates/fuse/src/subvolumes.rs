@@ -44,12 +44,13 @@ pub fn create_subvolume(path: &Path) -> Result<(), MountError> {
 }
 
 /// Makes a fork at `path` of the subvolume or snapshot with the root directory at `source`, in the
-/// same mount, with everything that was written before. It is durable then. For the owner of the
-/// source, root, and the server's user.
+/// same mount, with everything that was written before. It is durable then; an `early` one only once
+/// anything in it, or all of the mount, has been synced. For the owner of the source, root, and the
+/// server's user.
 ///
 /// # Errors
 /// As of mkdir(2); or the source is no subvolume of the same mount.
-pub fn fork(source: &Path, path: &Path) -> Result<(), MountError> {
+pub fn fork(source: &Path, path: &Path, early: bool) -> Result<(), MountError> {
     let refused = |at: &Path, errno| MountError::Refused { path: at.to_owned(), errno };
     if rustix::fs::lstat(path).is_ok() {
         return Err(refused(path, Errno::EXIST));
@@ -64,7 +65,7 @@ pub fn fork(source: &Path, path: &Path) -> Result<(), MountError> {
         return Err(refused(path, Errno::XDEV));
     }
     send_cached_data_of(source)?;
-    let request = Request::Fork { name: name.as_bytes().to_vec(), source: from.st_ino };
+    let request = Request::Fork { name: name.as_bytes().to_vec(), source: from.st_ino, early };
     ask(&directory, &request).map(drop).map_err(|failure| about(path, failure))
 }
 

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 ///
 /// The fork is a subvolume that begins as SOURCE is now, with everything that was written before.
 /// Both share their blocks until one of them changes. Other subvolumes that are nested in SOURCE
-/// are left out. It is durable when the command returns. For the owner of SOURCE, root, and the
-/// user of the mount.
+/// are left out. It is durable when the command returns, unless --early is given. For the owner of
+/// SOURCE, root, and the user of the mount.
 ///
 /// `cairn subvolume delete` removes it again: that costs what it has changed, however large it is.
 /// SOURCE can be deleted before its forks. What they have of it keeps its space as long.
@@ -20,6 +20,10 @@ pub struct Arguments {
     source: PathBuf,
     /// Directory that does not exist yet, in the same mount.
     new: PathBuf,
+    /// Return before the fork is durable. A crash soon afterwards may leave nothing of it. An fsync
+    /// of anything in it makes it durable, and so does `cairn sync`.
+    #[arg(long)]
+    early: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -33,8 +37,8 @@ Examples:
 /// # Errors
 /// When it is in no mount of Cairn, or the volume refuses.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { source, new } = arguments;
-    subvolumes::fork(source, new).map_err(|error| explain(source, error))
+    let Arguments { source, new, early } = arguments;
+    subvolumes::fork(source, new, *early).map_err(|error| explain(source, error))
 }
 
 /// What an error means here, and what to do.

@@ -5,7 +5,7 @@ use crate::names::entries::check_name;
 use crate::names::subvolumes::NAME_ITEMS;
 use crate::store::forks::Forming;
 use crate::store::operation::Effort;
-use crate::types::Attributes;
+use crate::types::{Attributes, ForkOptions};
 use crate::{Error, InodeId, Result};
 use cairn_environment::atomic::Ordering;
 use cairn_format::{EntryTarget, FileType};
@@ -19,7 +19,13 @@ impl Names {
     ///
     /// A fork must not keep an extent whose data never arrived. So if the log lost data meanwhile,
     /// which is dirty again then, it is removed, and another one made.
-    pub(crate) fn fork(&self, source: InodeId, parent: InodeId, name: &[u8]) -> Result<Attributes> {
+    pub(crate) fn fork(
+        &self,
+        source: InodeId,
+        parent: InodeId,
+        name: &[u8],
+        options: ForkOptions,
+    ) -> Result<Attributes> {
         check_name(name)?;
         if !source.is_subvolume_root() {
             return Err(Error::InvalidArgument("not the root directory of a subvolume"));
@@ -32,7 +38,7 @@ impl Names {
             if is_live {
                 self.files.write_back_all()?;
             }
-            let forming = self.want_fork(source, parent, name)?;
+            let forming = self.want_fork(source, parent, name, options)?;
             let formed = self.store.wait_for_fork(&forming)?;
             // Nobody else uses it yet.
             self.files.enter(forming.root)?;
@@ -57,7 +63,13 @@ impl Names {
     }
 
     /// Gives a fork its name, and has the next cut make it.
-    fn want_fork(&self, source: InodeId, parent: InodeId, name: &[u8]) -> Result<Forming> {
+    fn want_fork(
+        &self,
+        source: InodeId,
+        parent: InodeId,
+        name: &[u8],
+        options: ForkOptions,
+    ) -> Result<Forming> {
         let reservation = self.store.reserve_for_fork(source, Effort::Ordinary)?;
         let mut operation = self.store.begin(parent, NAME_ITEMS, 0, Effort::Name)?;
         let directory = self.files.inodes.get(parent);
@@ -71,7 +83,8 @@ impl Names {
         if state.item.links >= LINKS_MAX {
             return Err(Error::TooManyLinks);
         }
-        let (id, forming) = operation.want_fork(source, parent, true, reservation)?;
+        let (id, forming) =
+            operation.want_fork(source, parent, true, options.early, reservation)?;
         operation.put_entry(parent, slot, EntryTarget::Subvolume(id), name)?;
         self.account_new_entry(&mut state, name, FileType::Directory);
         operation.put_inode(parent, &state.loggable())?;

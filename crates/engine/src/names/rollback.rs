@@ -140,7 +140,7 @@ impl Names {
         let reservation = self.store.reserve_for_fork(snapshot, Effort::Name)?;
         let forming = {
             let mut operation = self.store.begin_for_subvolume(parent, 0, Effort::Name)?;
-            let forming = operation.want_fork(snapshot, parent, false, reservation)?.1;
+            let forming = operation.want_fork(snapshot, parent, false, false, reservation)?.1;
             operation.log();
             forming
         };

@@ -6,8 +6,9 @@
 //!    forks that are wanted are made; the new roots enter the root tree; the dirty nodes, the
 //!    changed bitmaps, the next inode number and the log's head are taken; the log's context is
 //!    closed. *Unblocked*: joins go on, into the next transaction. *A crash: as before.*
-//! 3. Nodes and bitmaps are written, and the data that the log still holds. *A crash: the trees of
-//!    the superblock before are untouched, and the bitmaps are in the slots that it does not use.*
+//! 3. Nodes and bitmaps are written, and the data that the log still holds; that first if somebody
+//!    waits for it alone ([early forks](super::forks)). *A crash: the trees of the superblock before
+//!    are untouched, and the bitmaps are in the slots that it does not use.*
 //! 4. Flush. *A crash: as before.*
 //! 5. The superblock is written, into the slot that the one before does not use. *A crash: torn or
 //!    not there, it leaves the one before; whole, it may count already. Both are sound, and no
@@ -51,6 +52,8 @@ struct Frozen {
     inodes: u64,
     settings: Settings,
     log_tail: LogPosition,
+    /// Somebody waits until the data can be read.
+    has_early_fork: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -127,6 +130,10 @@ impl Store {
         } else {
             commit.unblock()
         }
+        if frozen.has_early_fork {
+            self.log.write_data()?;
+            commit.data_written();
+        }
         // 3. Nodes, bitmaps, and data. What this transaction freed must not become free while the
         //    log writes to it.
         let written = self.write_with_spare(|| Ok(self.cache.write(&frozen.dirty)?))?;
@@ -168,7 +175,7 @@ impl Store {
     fn cut(&self, generation: Generation) -> Result<Frozen> {
         self.write_dead_runs(generation)?;
         self.make_requested_snapshots(generation)?;
-        self.make_requested_forks(generation)?;
+        let has_early_fork = self.make_requested_forks(generation)?;
         self.record_roots(generation)?;
         let dirty = self.cache.take_dirty(generation);
         let snapshot = self.space.snapshot(generation);
@@ -183,6 +190,7 @@ impl Store {
             inodes: self.inode_count.get(),
             settings: self.trees.settings(),
             log_tail: cut.position,
+            has_early_fork,
         })
     }
 

@@ -32,6 +32,8 @@ pub(super) struct WantedFork {
     /// Its item, but for the origin.
     pub(super) item: SubvolumeItem,
     pub(super) reservation: Reservation,
+    /// Somebody waits until it can be read, and not until it is durable.
+    pub(super) is_early: bool,
     pub(super) done: Arc<OnceLock<Result<Formed>>>,
 }
 
@@ -50,7 +52,6 @@ impl WantedFork {
 /// A fork that a cut has made.
 #[derive(Clone)]
 pub(crate) struct Formed {
-    pub(super) generation: Generation,
     /// The directories with names of subvolumes that are none of the fork's; nothing if they have
     /// to be looked for.
     pub(crate) directories: Option<Vec<InodeNumber>>,

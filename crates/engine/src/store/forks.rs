@@ -7,6 +7,12 @@
 //!   has no name, and goes with the last fork of it. Until the superblock is durable nobody sees
 //!   the fork. *A crash before that: neither name nor fork, since an operation whose items wait for
 //!   a superblock is not replayed without it. After it: both.*
+//! - **An early fork** is seen as soon as all data of its transaction is on the device: before that
+//!   its tree may lead to blocks whose content only pages of the source have. The nodes are in
+//!   memory. *A crash before the superblock: neither fork nor anything done in it*, since all of
+//!   that was logged after the fork's name, and the log keeps the order. For the same reason an
+//!   fsync in the fork waits for that superblock: inodes that are loaded there count as changed by
+//!   all that is logged already.
 //! - **References** that a fork has inherited, those born up to its origin, are its origin's. The
 //!   fork writes nothing in place there, and nothing happens when it gives one up.
 //! - **Removal** gives back what the fork has made, and reads nothing else (`lineage_end.rs`). The
@@ -34,6 +40,9 @@ pub(crate) struct Forming {
     id: TreeId,
     /// Its root directory.
     pub(crate) root: InodeId,
+    /// The transaction whose cut makes it.
+    generation: Generation,
+    is_early: bool,
     done: Arc<OnceLock<Result<Formed>>>,
 }
 
@@ -65,9 +74,11 @@ impl Store {
         self.reserve(request, effort)
     }
 
-    /// At the cut, when the snapshots are made: makes the forks that are wanted.
-    pub(super) fn make_requested_forks(&self, generation: Generation) -> Result<()> {
+    /// At the cut, when the snapshots are made: makes the forks that are wanted. Whether one of
+    /// them is early.
+    pub(super) fn make_requested_forks(&self, generation: Generation) -> Result<bool> {
         let wanted = std::mem::take(&mut *self.cut_work.forks.lock());
+        let has_early = wanted.iter().any(|fork| fork.is_early);
         let named = wanted.iter().filter(|fork| !fork.item.is_dying);
         let places: Vec<Place> = named.map(WantedFork::place).collect();
         for fork in wanted {
@@ -91,9 +102,9 @@ impl Store {
             let reservation = self.space.reserve(request, Urgency::Commit)?;
             let change = Change { generation, reservation: &reservation };
             roots.insert(&change, Key::root(fork.id), &RootItem { root }.encode())?;
-            let _first = fork.done.set(Ok(Formed { generation, directories }));
+            let _first = fork.done.set(Ok(Formed { directories }));
         }
-        Ok(())
+        Ok(has_early)
     }
 
     /// The snapshot that a fork is made of, which may have to be made, and whether nothing in it
@@ -195,15 +206,21 @@ impl Store {
         Err(Error::NotFound)
     }
 
-    /// Returns when a fork is durable, and known. Nobody sees it yet.
+    /// Returns when a fork is durable, or else can be read if it is early, and is known. Nobody
+    /// sees it yet.
     pub(crate) fn wait_for_fork(&self, forming: &Forming) -> Result<Formed> {
         let formed = loop {
-            self.commit()?;
+            if forming.is_early && self.options.background {
+                self.signal.request();
+                self.transactions.wait_readable(forming.generation)?;
+            } else {
+                self.commit()?;
+                self.transactions.wait_super_committed(forming.generation)?;
+            }
             if let Some(formed) = forming.done.get() {
                 break formed.clone()?;
             }
         };
-        self.transactions.wait_super_committed(formed.generation)?;
         self.trees.slot_of(forming.id)?;
         Ok(formed)
     }
@@ -287,6 +304,7 @@ impl Operation<'_> {
         source: InodeId,
         directory: InodeId,
         has_name: bool,
+        is_early: bool,
         reservation: Reservation,
     ) -> Result<(TreeId, Forming)> {
         let store = self.store();
@@ -331,8 +349,10 @@ impl Operation<'_> {
             id,
             item,
             reservation,
+            is_early,
             done: Arc::clone(&done),
         });
-        Ok((id, Forming { id, root: InodeId::root_of(number), done }))
+        let (root, generation) = (InodeId::root_of(number), self.generation());
+        Ok((id, Forming { id, root, generation, is_early, done }))
     }
 }

@@ -53,6 +53,8 @@ struct State {
     generation: Generation,
     /// Operations in it.
     joined: u64,
+    /// The newest transaction that is known to have written its data.
+    readable: Generation,
     super_committed: Generation,
     completed: Generation,
     failure: Option<String>,
@@ -147,6 +149,14 @@ impl Commit<'_> {
         self.transactions.changed.notify_all();
     }
 
+    /// All data of the transaction is on the device, though not durable.
+    pub(crate) fn data_written(&mut self) {
+        let mut state = self.transactions.state.lock();
+        assert!(state.generation > self.generation, "data of the next transactions may be missing");
+        state.readable = self.generation;
+        self.transactions.changed.notify_all();
+    }
+
     /// The superblock is durable. The right to commit stays: what follows a commit happens in the
     /// order of commits.
     pub(crate) fn super_committed(&mut self) {
@@ -154,6 +164,7 @@ impl Commit<'_> {
         assert!(state.generation > self.generation, "a superblock is written after the cut");
         assert!(state.super_committed < self.generation);
         state.super_committed = self.generation;
+        state.readable = self.generation;
         if state.phase == Phase::Unblocked {
             state.phase = Phase::SuperCommitted;
         }
@@ -185,6 +196,7 @@ impl Transactions {
             phase: Phase::Running,
             generation: running,
             joined: 0,
+            readable: before,
             super_committed: before,
             completed: before,
             failure: None,
@@ -261,6 +273,16 @@ impl Transactions {
     pub(crate) fn wait_super_committed(&self, generation: Generation) -> Result<()> {
         let mut state = self.state.lock();
         while state.super_committed < generation {
+            state.check_alive()?;
+            self.changed.wait(&mut state);
+        }
+        Ok(())
+    }
+
+    /// Waits until all data of `generation` can be read from the device, durable or not.
+    pub(crate) fn wait_readable(&self, generation: Generation) -> Result<()> {
+        let mut state = self.state.lock();
+        while state.readable < generation {
             state.check_alive()?;
             self.changed.wait(&mut state);
         }

@@ -2,7 +2,7 @@
 use super::Volume;
 use crate::names::entries::check_name;
 use crate::store::snapshots::is_temporary_name;
-use crate::types::{Apply, ApplyOptions, Attributes, Difference, Winner};
+use crate::types::{Apply, ApplyOptions, Attributes, Difference, ForkOptions, Winner};
 use crate::{Error, InodeId, Result, Rollback, RollbackOptions, SnapshotInfo, SnapshotUsage};
 
 /// Snapshots: subvolumes as they were, to read.
@@ -64,7 +64,21 @@ impl Volume {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn fork(&self, source: InodeId, parent: InodeId, name: &[u8]) -> Result<Attributes> {
-        self.names().fork(source, parent, name)
+        self.fork_with(source, parent, name, ForkOptions::default())
+    }
+
+    /// As [`Volume::fork`], with [`ForkOptions`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fork_with(
+        &self,
+        source: InodeId,
+        parent: InodeId,
+        name: &[u8],
+        options: ForkOptions,
+    ) -> Result<Attributes> {
+        self.names().fork(source, parent, name, options)
     }
 
     /// Has the subvolume `name` in the directory `parent` become what its snapshot with the root

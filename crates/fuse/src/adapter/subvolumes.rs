@@ -9,7 +9,9 @@ use crate::directory_requests::{self, Request, Subvolume, path_of_bytes};
 use crate::kernel::BUFFER_BYTES;
 use crate::protocol::RequestHeader;
 use crate::transport::Reply;
-use cairn_engine::{Attributes, Error, FileType, InodeId, NewInode, SubvolumeInfo, Volume};
+use cairn_engine::{
+    Attributes, Error, FileType, ForkOptions, InodeId, NewInode, SubvolumeInfo, Volume,
+};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -76,7 +78,7 @@ pub(super) fn serve(
             volume.forget(made.inode, 1);
             tell_kernel(reply, directory, name);
         }
-        Request::Fork { name, source } => {
+        Request::Fork { name, source, early } => {
             if !asker.may_change(&at(directory)?) {
                 return Err(Errno::ACCESS.into());
             }
@@ -86,7 +88,7 @@ pub(super) fn serve(
             if !asker.may_act_as_owner(&root) {
                 return Err(Errno::PERM.into());
             }
-            let made = volume.fork(source, directory, name)?;
+            let made = volume.fork_with(source, directory, name, ForkOptions { early: *early })?;
             volume.forget(made.inode, 1);
             tell_kernel(reply, directory, name);
         }
