@@ -152,6 +152,35 @@ fn a_fork_has_what_the_kernel_caches() {
     mounted.end();
 }
 
+/// With an fsync of a file in it, it outlives the server; so does what was synced before.
+#[test]
+fn an_early_fork_is_durable_after_an_fsync_in_it() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
+    for number in 0..4 {
+        let mut server = mounted.serve(&["image", "dir"]);
+        let (base, fork) = (format!("dir/base{number}"), format!("dir/fork{number}"));
+        mounted.succeeds(&["subvolume", "create", &base]);
+        fs::write(mounted.path(&base).join("old"), "written").unwrap();
+        mounted.succeeds(&["fork", "--early", &base, &fork]);
+        let fork = mounted.path(&fork);
+        assert_eq!(fs::read_to_string(fork.join("old")).unwrap(), "written");
+        fs::write(fork.join("new"), "in the fork").unwrap();
+        let path = if number % 2 == 0 { fork.join("new") } else { fork.clone() };
+        fs::File::open(path).unwrap().sync_all().unwrap();
+        server.kill().unwrap();
+        server.wait().unwrap();
+        mounted.exits_with(1, &["umount", "dir"]);
+        mounted.succeeds(&["fsck", "--data", "image"]);
+        mounted.succeeds(&["mount", "image", "dir"]);
+        assert_eq!(fs::read_to_string(fork.join("old")).unwrap(), "written");
+        if number % 2 == 0 {
+            assert_eq!(fs::read_to_string(fork.join("new")).unwrap(), "in the fork");
+        }
+        mounted.succeeds(&["umount", "dir"]);
+    }
+}
+
 #[test]
 fn what_can_not_be_forked_is_said() {
     let Some(mounted) = Mounted::with_volume() else { return };

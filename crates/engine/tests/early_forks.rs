@@ -16,8 +16,8 @@ const EARLY: ForkOptions = ForkOptions { early: true };
 enum Held {
     Nothing,
     Flushes,
-    /// Those of a block: superblocks, and data of the files here.
-    BlockWrites,
+    /// Writes of two blocks, as of the files here.
+    Data,
 }
 
 /// Holds requests of a kind back until told otherwise.
@@ -58,8 +58,8 @@ impl Gate {
         }
     }
 
-    fn wait_until_something_is_held(&self) {
-        while self.waiting.load(Ordering::SeqCst) == 0 {
+    fn wait_until_held(&self, requests: u64) {
+        while self.waiting.load(Ordering::SeqCst) < requests {
             clock::sleep(Duration::from_millis(1));
         }
     }
@@ -76,8 +76,8 @@ impl Gate {
 
 impl BlockDevice for Gate {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        if buffers.iter().map(|buffer| buffer.len()).sum::<usize>() == 4096 {
-            self.pass(Held::BlockWrites);
+        if buffers.iter().map(|buffer| buffer.len()).sum::<usize>() == 8192 {
+            self.pass(Held::Data);
         }
         self.device.write(offset_bytes, buffers)
     }
@@ -112,7 +112,7 @@ fn an_early_fork_is_there_before_it_is_durable() {
     put(&volume, base, b"new", b"only written");
     gate.set(Held::Flushes);
     let fork = early_fork(&volume, base, b"trial").inode;
-    gate.wait_until_something_is_held();
+    gate.wait_until_held(1);
     assert_eq!(get(&volume, fork, b"new").unwrap(), b"only written");
     assert_eq!(get(&volume, fork, b"old").unwrap(), b"durable");
     volume.unlink(fork, b"old").unwrap();
@@ -170,23 +170,40 @@ fn an_fsync_of_a_file_that_nobody_changed_waits_for_the_fork() {
     volume.close().unwrap();
 }
 
-/// It isn't there before the data is that only pages of its source have.
+/// It isn't there before the data is that only pages of its source have: that of somebody who has
+/// written when the data that was there before was on the device, and before the cut.
 #[test]
 fn an_early_fork_waits_for_data() {
     let (gate, volume) = Gate::new();
     let base = base(&volume);
-    put(&volume, base, b"new", &[7; 4000]);
-    gate.set(Held::BlockWrites);
+    let file = put(&volume, base, b"new", b"");
+    // The commit before keeps the cut waiting.
+    gate.set(Held::Flushes);
+    let client = volume.clone();
+    let commit = thread::spawn("commit", move || client.commit().unwrap());
+    gate.wait_until_held(1);
     let client = volume.clone();
     let fork = thread::spawn("fork", move || {
         let fork = early_fork(&client, base, b"trial").inode;
-        get(&client, fork, b"new")
+        get(&client, fork, b"new").unwrap()
     });
-    gate.wait_until_something_is_held();
-    // One that does not wait for it reads now.
+    // It waits for the cut then; if it is late, nothing is lost.
+    clock::sleep(Duration::from_millis(50));
+    let client = volume.clone();
+    let writer = thread::spawn("writer", move || {
+        client.write(file, 0, &[7; 8000]).unwrap();
+        client.fsync_blocking(file, FsyncKind::DataOnly).unwrap();
+    });
+    // Its data is queued then, and waits for the cut as well.
+    clock::sleep(Duration::from_millis(50));
+    gate.set(Held::Data);
+    commit.join().unwrap();
+    // One that does not wait for the data reads now.
     clock::sleep(Duration::from_millis(50));
     gate.set(Held::Nothing);
-    assert_eq!(fork.join().unwrap().unwrap(), [7; 4000]);
+    let content = fork.join().unwrap();
+    assert!(content.is_empty() || content == [7; 8000]);
+    writer.join().unwrap();
     volume.close().unwrap();
 }
 

@@ -44,7 +44,7 @@ pub fn create_subvolume(path: &Path) -> Result<(), MountError> {
 }
 
 /// Makes a fork at `path` of the subvolume or snapshot with the root directory at `source`, in the
-/// same mount, with everything that was written before. It is durable then; an `early` one only once
+/// same mount, with everything that was written before. It is durable then; an `early` one is once
 /// anything in it, or all of the mount, has been synced. For the owner of the source, root, and the
 /// server's user.
 ///

@@ -6,9 +6,9 @@
 //!    forks that are wanted are made; the new roots enter the root tree; the dirty nodes, the
 //!    changed bitmaps, the next inode number and the log's head are taken; the log's context is
 //!    closed. *Unblocked*: joins go on, into the next transaction. *A crash: as before.*
-//! 3. Nodes and bitmaps are written, and the data that the log still holds; that first if somebody
-//!    waits for it alone ([early forks](super::forks)). *A crash: the trees of the superblock before
-//!    are untouched, and the bitmaps are in the slots that it does not use.*
+//! 3. Nodes and bitmaps are written, and the data that the log still holds. That comes first if an
+//!    [early fork](super::forks) waits for it. *A crash: the trees of the superblock before are
+//!    untouched, and the bitmaps are in the slots that it does not use.*
 //! 4. Flush. *A crash: as before.*
 //! 5. The superblock is written, into the slot that the one before does not use. *A crash: torn or
 //!    not there, it leaves the one before; whole, it may count already. Both are sound, and no

@@ -3,11 +3,12 @@
 #![allow(dead_code, reason = "no test program uses all of it")]
 use super::small_volume::{DIRECTORY, FILE};
 use cairn_engine::{
-    AllocateMode, AttributeChange, FileType, InodeId, NewInode, RenameMode, Timestamp, Volume,
-    XattrMode,
+    AllocateMode, AttributeChange, Error, FileType, InodeId, NewInode, RenameMode, Result,
+    Timestamp, Volume, XattrMode,
 };
 use cairn_environment::random::Seeded;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 
 /// What an inode is, but for its names and, of a directory, what is in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,15 +37,27 @@ pub fn is_directory(node: &Node) -> bool {
     node.mode & TYPE_BITS == DIRECTORY_BITS
 }
 
+fn expect<T: PartialEq + Debug>(inode: InodeId, is: T, expected: T) -> Result<()> {
+    if is == expected {
+        return Ok(());
+    }
+    Err(Error::Aborted(format!("{is:?} instead of {expected:?} of {}", inode.number())))
+}
+
 impl Tree {
     /// Checks counts on the way.
     pub fn read(volume: &Volume, root: InodeId) -> Self {
+        Self::try_read(volume, root).unwrap()
+    }
+
+    /// The same beside somebody who changes it: an error if both meet.
+    pub fn try_read(volume: &Volume, root: InodeId) -> Result<Self> {
         let mut tree = Self::default();
         let mut next = vec![root];
         let (mut links, mut said) = (BTreeMap::new(), BTreeMap::new());
         while let Some(inode) = next.pop() {
             let number = inode.number().0;
-            let attributes = volume.attributes(inode).unwrap();
+            let attributes = volume.attributes(inode)?;
             said.insert(number, attributes.links);
             let mut content = Vec::new();
             match attributes.mode & TYPE_BITS {
@@ -56,14 +69,13 @@ impl Tree {
                         bytes += item.name.len() as u64;
                         true
                     };
-                    volume.read_directory(inode, 0, &mut take).unwrap();
-                    assert_eq!(
-                        (attributes.links, attributes.size_bytes),
-                        (2 + subdirectories, bytes)
-                    );
+                    volume.read_directory(inode, 0, &mut take)?;
+                    let counted = (2 + subdirectories, bytes);
+                    expect(inode, (attributes.links, attributes.size_bytes), counted)?;
                     for (name, child) in names {
-                        assert_eq!(volume.lookup(inode, &name).unwrap().inode, child);
-                        volume.forget(child, 1);
+                        let found = volume.lookup(inode, &name)?.inode;
+                        volume.forget(found, 1);
+                        expect(inode, found, child)?;
                         tree.entries.insert((number, name), child.number().0);
                         *links.entry(child.number().0).or_insert(0) += 1;
                         if links[&child.number().0] == 1 {
@@ -71,12 +83,12 @@ impl Tree {
                         }
                     }
                 }
-                0o120_000 => content = volume.read_link(inode).unwrap(),
-                _ => volume.read(inode, 0, 1 << 20, &mut content).map(drop).unwrap(),
+                0o120_000 => content = volume.read_link(inode)?,
+                _ => volume.read(inode, 0, 1 << 20, &mut content).map(drop)?,
             }
-            let names = volume.list_xattrs(inode).unwrap();
-            let value = |name: &Vec<u8>| volume.get_xattr(inode, name).unwrap();
-            let xattrs = names.iter().map(|name| (name.clone(), value(name))).collect();
+            let names = volume.list_xattrs(inode)?;
+            let value = |name: &Vec<u8>| Ok((name.clone(), volume.get_xattr(inode, name)?));
+            let xattrs = names.iter().map(value).collect::<Result<_>>()?;
             let cairn_engine::Attributes { mode, uid, modified, .. } = attributes;
             let is_directory = mode & TYPE_BITS == DIRECTORY_BITS;
             let modified = if is_directory { Timestamp::default() } else { modified };
@@ -84,10 +96,10 @@ impl Tree {
         }
         for (number, links) in links {
             if !is_directory(&tree.nodes[&number]) {
-                assert_eq!(said[&number], links, "links of {number}");
+                expect(sibling(root, number), said[&number], links)?;
             }
         }
-        tree
+        Ok(tree)
     }
 
     /// Each entry is reached from the root directory `root`, and each directory once.
@@ -181,7 +193,12 @@ pub fn sibling(root: InodeId, number: u64) -> InodeId {
 
 /// Changes a subvolume at random.
 pub fn change(volume: &Volume, root: InodeId, random: &mut Seeded) {
-    let tree = Tree::read(volume, root);
+    try_change(volume, root, random).unwrap();
+}
+
+/// The same beside somebody who changes it, too: an error if both meet.
+pub fn try_change(volume: &Volume, root: InodeId, random: &mut Seeded) -> Result<()> {
+    let tree = Tree::try_read(volume, root)?;
     let id = |number: u64| sibling(root, number);
     let directories: Vec<u64> = tree
         .nodes
@@ -201,11 +218,11 @@ pub fn change(volume: &Volume, root: InodeId, random: &mut Seeded) {
         if let Ok(made) = volume.create(directory, &name, &new) {
             if file_type == FileType::Regular {
                 let bytes = vec![random.below(255) as u8; random.below(30_000) as usize];
-                volume.write(made.inode, 0, &bytes).unwrap();
+                volume.write(made.inode, 0, &bytes)?;
             }
             volume.forget(made.inode, 1);
         }
-        return;
+        return Ok(());
     };
     let (inode, parent) = (id(tree.entries[&(*parent, old.clone())]), id(*parent));
     let node = &tree.nodes[&inode.number().0];
@@ -218,31 +235,32 @@ pub fn change(volume: &Volume, root: InodeId, random: &mut Seeded) {
         4 => {}
         5 => {
             let mode = Some(if random.below(2) == 0 { 0o600 } else { 0o700 });
-            volume.set_attributes(inode, &AttributeChange { mode, ..Default::default() }).unwrap();
+            volume.set_attributes(inode, &AttributeChange { mode, ..Default::default() })?;
         }
         6 => {
             let value = vec![random.below(255) as u8; random.below(9_000) as usize];
-            volume.set_xattr(inode, b"user.some", &value, XattrMode::Any).unwrap();
+            volume.set_xattr(inode, b"user.some", &value, XattrMode::Any)?;
         }
         7 => drop(volume.remove_xattr(inode, b"user.some")),
         8 if is_file => {
             let size = Some(random.below(40_000));
-            volume.set_attributes(inode, &AttributeChange { size, ..Default::default() }).unwrap();
+            volume.set_attributes(inode, &AttributeChange { size, ..Default::default() })?;
         }
         9 if is_file => {
             let (at, length) = (random.below(30_000), 1 + random.below(20_000));
-            volume.allocate(inode, at, length, AllocateMode::PunchHole).unwrap();
+            volume.allocate(inode, at, length, AllocateMode::PunchHole)?;
         }
         10 if is_file => {
             let mode = AllocateMode::Allocate { keep_size: random.below(2) == 0 };
-            volume.allocate(inode, random.below(30_000), 1 + random.below(20_000), mode).unwrap();
+            volume.allocate(inode, random.below(30_000), 1 + random.below(20_000), mode)?;
         }
         _ if is_file => {
             let bytes = vec![random.below(255) as u8; 1 + random.below(9_000) as usize];
-            volume.write(inode, random.below(30_000), &bytes).unwrap();
+            volume.write(inode, random.below(30_000), &bytes)?;
         }
         _ => {}
     }
+    Ok(())
 }
 
 /// Makes a subvolume and a fork of it, after `changes` changes of the one, and of both.
