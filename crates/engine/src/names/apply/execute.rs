@@ -145,6 +145,22 @@ impl Application<'_> {
 }
 
 impl Names {
+    /// Reads what is looked at while others wait, so that they don't wait for the device, too.
+    pub(super) fn read_ahead(&self, application: &Application<'_>) -> Result<()> {
+        let Application { target, merge, staged, .. } = application;
+        for number in application.concerned() {
+            let inode = target.sibling(number);
+            self.store.trees.of(*target).get(&inode.key(ItemKind::Inode, 0))?;
+            for (at, _) in staged.of(number) {
+                self.files.extents_in(inode, *at..at.next(), 1)?;
+            }
+        }
+        for (directory, name) in merge.entries.keys() {
+            self.find_entry(target.sibling(*directory), name)?;
+        }
+        Ok(())
+    }
+
     /// Does it, or nothing if the origin has changed in what matters. Nobody else has joined.
     pub(super) fn execute(
         &self,

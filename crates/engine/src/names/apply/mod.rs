@@ -133,6 +133,7 @@ impl Names {
             contents,
             staged,
         };
+        self.read_ahead(&application)?;
         let size = application.size(data);
         let work = |operation: &mut Operation<'_>| self.execute(operation, &application);
         Ok(match self.store.alone(target, sides.origin.tree, size, work)? {
