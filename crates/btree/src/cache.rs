@@ -64,8 +64,9 @@ pub struct NodeCache {
     pub(crate) locks: NodeLocks,
     volume: VolumeId,
     geometry: Geometry,
-    /// Its nodes are only read, and nobody says when their blocks are used again.
-    of_snapshots: bool,
+    /// Of a cache of snapshots: where their nodes may be in memory already. Its own are only read,
+    /// and nobody says when their blocks are used again.
+    live: Option<Arc<NodeCache>>,
     sections: Vec<Section>,
 }
 
@@ -77,18 +78,15 @@ impl NodeCache {
         geometry: Geometry,
         limit_bytes: u64,
     ) -> Arc<NodeCache> {
-        Self::with(device, volume, geometry, limit_bytes, false)
+        Arc::new(Self::with(device, volume, geometry, limit_bytes, None))
     }
 
-    /// As [`Self::new`], for trees that are only read, and whose blocks may be used again without
-    /// this cache being told. All nodes are on the device.
-    pub fn of_snapshots(
-        device: Arc<dyn BlockDevice>,
-        volume: VolumeId,
-        geometry: Geometry,
-        limit_bytes: u64,
-    ) -> Arc<NodeCache> {
-        Self::with(device, volume, geometry, limit_bytes, true)
+    /// An empty cache beside `live`, for trees of committed transactions that are only read, and
+    /// whose blocks may be used again without this cache being told. It copies nodes that `live`
+    /// has in memory.
+    pub fn of_snapshots(live: &Arc<NodeCache>, limit_bytes: u64) -> Arc<NodeCache> {
+        let (device, beside) = (Arc::clone(&live.device), Some(Arc::clone(live)));
+        Arc::new(Self::with(device, live.volume, live.geometry, limit_bytes, beside))
     }
 
     fn with(
@@ -96,8 +94,8 @@ impl NodeCache {
         volume: VolumeId,
         geometry: Geometry,
         limit_bytes: u64,
-        of_snapshots: bool,
-    ) -> Arc<NodeCache> {
+        live: Option<Arc<NodeCache>>,
+    ) -> NodeCache {
         let limit_nodes = (limit_bytes / NODE_SIZE as u64).max(1);
         let shards = (limit_nodes / SHARD_NODES_MIN).clamp(1, SHARDS_MAX);
         let clean_max = usize::try_from(limit_nodes / shards).unwrap_or(usize::MAX);
@@ -106,16 +104,16 @@ impl NodeCache {
             loaded: Condvar::new(),
         };
         let sections = (0..shards).map(section).collect();
-        Arc::new(NodeCache {
+        NodeCache {
             device,
             dirty: DirtyLists::new(),
             waits: LockWaits::default(),
             locks: NodeLocks::new(),
             volume,
             geometry,
-            of_snapshots,
+            live,
             sections,
-        })
+        }
     }
 
     /// The volume whose nodes these are.
@@ -193,14 +191,28 @@ impl NodeCache {
         drop(shard);
         let mut load = Load { section, block: expected.block, node: None };
         self.locks.before_sleep();
-        let node = self.read(expected).map(|node| NodeHandle::new(node, &self.locks))?;
+        let node = match self.live.as_ref().and_then(|live| live.copy_of(expected)) {
+            Some(node) => node,
+            None => self.read(expected)?,
+        };
+        let node = NodeHandle::new(node, &self.locks);
         load.node = Some(node.clone());
         Ok(node)
     }
 
+    /// A copy of a node of a committed transaction, if it is in memory and needs no waiting. What
+    /// is at a block was written once in a generation.
+    fn copy_of(&self, expected: &Expected) -> Option<Node> {
+        let node = self.section(expected.block).shard.lock().peek(expected.block)?;
+        expected.check_identity(node.tree, node.level, node.generation).ok()?;
+        let node = node.try_read().ok()?;
+        expected.check_keys(&node).ok()?;
+        Some(Node::clone(&node))
+    }
+
     /// Whether the block of `node` is used again, and its tree is gone.
     fn is_stale(&self, node: &NodeHandle, expected: &Expected) -> bool {
-        self.of_snapshots && node.generation != expected.generation
+        self.live.is_some() && node.generation != expected.generation
     }
 
     fn read(&self, expected: &Expected) -> Result<Node, TreeError> {

@@ -6,6 +6,7 @@ use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use cairn_format::node::NODE_CAPACITY;
 use cairn_format::{Key, NODE_BLOCKS, NODE_SIZE, TREE_FILES};
+use cairn_space::{Request, Urgency};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -248,6 +249,40 @@ fn blocks_that_are_used_again_are_never_served_stale() {
     }
     assert_same(&all_items(&tree), &model);
     volume.check_holds(tree.root(), &model);
+}
+
+#[test]
+fn nodes_of_snapshots_that_are_in_memory_are_not_read() {
+    let device = TestDevice::new(64 << 20);
+    let mut volume = TestVolume::on(Arc::clone(&device) as Arc<dyn BlockDevice>, 16 << 20);
+    let tree = volume.create();
+    let model = fill(&volume, &tree, 2_000, 500);
+    volume.commit();
+    let root = tree.root();
+    let snapshot = |volume: &TestVolume| {
+        let cache = NodeCache::of_snapshots(&volume.cache, 16 << 20);
+        Tree::open(cache, Arc::clone(&volume.space), TREE_FILES, root)
+    };
+    let seen = snapshot(&volume);
+    assert_same(&all_items(&seen), &model);
+    assert_eq!(device.reads.load(Ordering::SeqCst), 0);
+
+    // Only blocks of the snapshot are free, and nodes that are not on the device get them.
+    for index in 0..2_000 {
+        volume.insert(&tree, key(index), &value(index, 1, 500));
+    }
+    let one = Request { data_blocks: 0, nodes: 1 };
+    while let Ok(reservation) = volume.space.try_reserve(one, Urgency::Commit) {
+        volume.space.allocate_node(&reservation).expect("reserved");
+    }
+    volume.commit();
+    for index in 0..1_000 {
+        volume.insert(&tree, key(index), &value(index, 2, 500));
+    }
+    assert_same(&all_items(&seen), &model);
+    let reads = device.reads.load(Ordering::SeqCst);
+    assert_same(&all_items(&snapshot(&volume)), &model);
+    assert!(device.reads.load(Ordering::SeqCst) > reads);
 }
 
 #[test]

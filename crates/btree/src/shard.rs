@@ -79,6 +79,12 @@ impl Shard {
         }
     }
 
+    /// The node at `block`, which counts as no use.
+    pub(crate) fn peek(&self, block: BlockNumber) -> Option<NodeHandle> {
+        let Some(&Place::At(index)) = self.places.get(&block) else { return None };
+        Some(self.ring[index].node.clone())
+    }
+
     /// The caller is going to read `block`.
     pub(crate) fn begin_load(&mut self, block: BlockNumber) {
         self.misses += 1;

@@ -11,8 +11,9 @@
 //! *names* makes, removes and renames files. Each file is in the directory that was made last
 //! (*near*), or in any one, all of which were made before it (*far*).
 //!
-//! At last, ten times CHANGES files are written in a fork, which is applied; beside it, the commit
-//! of one change.
+//! At last, ten times CHANGES files are written in a fork, which is applied; before that, the commit
+//! of one change is measured. This happens [`ROUNDS`] times, and as often with the volume opened
+//! again after the writing.
 use cairn_blockdev::{FileDevice, OpenMode};
 use cairn_engine::{
     Apply, FileType, InodeId, NewInode, RenameMode, Result, Volume, VolumeOptions, Winner, mkfs,
@@ -25,6 +26,10 @@ use std::sync::Arc;
 /// Per file: its items, and what copies of nodes take meanwhile.
 const BYTES_PER_FILE: u64 = 2048;
 const FILES_PER_DIRECTORY: u64 = 1000;
+/// Forks that are applied, one after the other.
+const ROUNDS: u64 = 9;
+/// What is kept for each file that is written in a fork: nodes of both trees, and data.
+const BYTES_PER_CHANGE: u64 = 128 << 10;
 /// The subvolume that a volume begins with.
 const FIRST: u64 = 256;
 
@@ -65,8 +70,14 @@ fn fill(volume: &Volume, files: u64, far: bool) -> Result<Vec<InodeId>> {
     Ok(directories)
 }
 
-fn change(volume: &Volume, directories: &[InodeId], kind: &str, changes: u64) -> Result<()> {
-    let mut random = Seeded::new(2);
+fn change(
+    volume: &Volume,
+    directories: &[InodeId],
+    kind: &str,
+    changes: u64,
+    seed: u64,
+) -> Result<()> {
+    let mut random = Seeded::new(seed);
     let mut left = changes;
     while left > 0 {
         let directory = directories[random.below(directories.len() as u64) as usize];
@@ -114,26 +125,57 @@ fn measure(volume: &Volume, what: &str, old: InodeId, new: InodeId) -> Result<()
     Ok(())
 }
 
-/// Writes into so many files of a fork, and applies it.
-fn measure_apply(volume: &Volume, changes: u64) -> Result<()> {
-    let fork = volume.fork(volume.root(), volume.root(), b"fork")?.inode;
+/// Writes into so many files of a new fork.
+fn change_fork(volume: &Volume, name: &str, changes: u64, seed: u64) -> Result<()> {
+    let fork = volume.fork(volume.root(), volume.root(), name.as_bytes())?.inode;
     let mut directories = Vec::new();
     volume.read_directory(fork, 0, &mut |item| {
-        directories.push(item.inode);
+        if item.file_type == FileType::Directory {
+            directories.push(item.inode);
+        }
         true
     })?;
-    change(volume, &directories, "content", changes)?;
-    volume.sync()?;
+    change(volume, &directories, "content", changes, seed)?;
+    volume.sync()
+}
+
+/// Applies a fork. Returns milliseconds of that, and of the commit of one change before.
+fn apply(volume: &Volume, name: &str, changes: u64) -> Result<[f64; 2]> {
     let begun = clock::now_monotonic();
-    volume.create(volume.root(), b"another", &FILE)?;
+    volume.create(volume.root(), format!("beside-{name}").as_bytes(), &FILE)?;
     volume.commit()?;
-    let commit = begun.elapsed().as_secs_f64() * 1e3;
+    let commit = begun.elapsed();
+    let fork = volume.lookup(volume.root(), name.as_bytes())?.inode;
     let begun = clock::now_monotonic();
     let applied = volume.apply(fork, Winner::Neither)?;
-    let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
+    let times = [begun.elapsed(), commit];
     let Apply::Done(applied) = applied else { panic!("{applied:?}") };
-    let inodes = applied.inodes.len();
-    println!("  {:<24} {milliseconds:8.1} ms, {inodes} inodes; a commit {commit:.1} ms", "apply");
+    assert!(applied.inodes.len() as u64 > changes / 2);
+    Ok(times.map(|time| time.as_secs_f64() * 1e3))
+}
+
+fn measure_apply(image: &Path, changes: u64) -> Result<()> {
+    for (seed, what) in [(10, "apply"), (20, "after opening")] {
+        let mut rounds = Vec::new();
+        let mut volume = open(image)?;
+        for round in 0..ROUNDS {
+            let name = format!("fork-{}", seed + round);
+            change_fork(&volume, &name, changes, seed + round)?;
+            if what == "after opening" {
+                volume.close()?;
+                drop(volume);
+                volume = open(image)?;
+            }
+            rounds.push(apply(&volume, &name, changes)?);
+        }
+        volume.close()?;
+        for (at, what) in [what, "  a commit before"].into_iter().enumerate() {
+            let mut times: Vec<f64> = rounds.iter().map(|round| round[at]).collect();
+            times.sort_by(f64::total_cmp);
+            let (median, last) = (times[times.len() / 2], times[times.len() - 1]);
+            println!("  {what:<24} {median:8.1} ms, {:.1} to {last:.1} ms", times[0]);
+        }
+    }
     Ok(())
 }
 
@@ -145,7 +187,9 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let number = |at: usize, default| numbers.get(at).map_or(Ok(default), |text| text.parse());
     let (image, files, changes) = (Path::new(image), number(0, 1_000_000)?, number(1, 100)?);
     for place in ["near", "far"] {
-        let bytes = (files * BYTES_PER_FILE).next_multiple_of(1 << 20) + (256 << 20);
+        let changed = changes * 10 * 2 * ROUNDS;
+        let bytes = files * BYTES_PER_FILE + changed * BYTES_PER_CHANGE + (256 << 20);
+        let bytes = bytes.next_multiple_of(1 << 20);
         mkfs::mkfs(&FileDevice::create(image, bytes)?, &mkfs::MkfsOptions::default())?;
         let volume = open(image)?;
         let directories = fill(&volume, files, place == "far")?;
@@ -153,7 +197,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             let before = format!("before-{kind}").into_bytes();
             let after = format!("after-{kind}").into_bytes();
             volume.create_snapshot(volume.root(), &before)?;
-            change(&volume, &directories, kind, changes)?;
+            change(&volume, &directories, kind, changes, 2)?;
             volume.create_snapshot(volume.root(), &after)?;
         }
         volume.close()?;
@@ -173,9 +217,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             volume.close()?;
         }
         println!("{files} files, {} changes of content in a fork, {place}:", changes * 10);
-        let volume = open(image)?;
-        measure_apply(&volume, changes * 10)?;
-        volume.close()?;
+        measure_apply(image, changes * 10)?;
         std::fs::remove_file(image)?;
     }
     Ok(())

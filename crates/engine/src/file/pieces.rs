@@ -1,10 +1,14 @@
 //! Runs of dirty pages that get consecutive device blocks, and how their data is cut to these.
 use super::pages::Segment;
-use cairn_blockdev::SharedBlocks;
+use cairn_blockdev::{SetWrite, SharedBlocks};
 use cairn_format::{BLOCK_SIZE, BlockNumber, BlockRange, Extent, FileBlock, Generation, checksum};
 use cairn_log::{DataTicket, DataWrite};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
+
+/// Longest write: a group that comes meanwhile waits for it in the device's queue, and its flush
+/// for what it left there.
+const WRITE_BYTES_MAX: usize = 1 << 20;
 
 /// A run of file blocks and the device blocks that they get.
 pub(super) struct Piece {
@@ -65,6 +69,26 @@ pub(super) fn drop_front(segments: &mut Vec<Segment>, mut blocks: u64) {
         gone += 1;
     }
     segments.drain(..gone);
+}
+
+/// Neighbours on the device go in one write, as far as that is not too long.
+pub(super) fn writes_of<D: Deref<Target = [u8]>>(parts: &[(BlockRange, D)]) -> Vec<SetWrite<'_>> {
+    let mut writes = Vec::new();
+    for run in parts.chunk_by(|(before, _), (after, _)| before.end() == after.start) {
+        let mut rest = run;
+        while let Some((first, _)) = rest.first() {
+            let mut bytes = 0;
+            let fits = |(_, data): &&(BlockRange, D)| {
+                bytes += data.len();
+                bytes <= WRITE_BYTES_MAX
+            };
+            let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            let buffers = now.iter().map(|(_, data)| &data[..]).collect();
+            writes.push(SetWrite { offset_bytes: first.start.offset_bytes(), buffers });
+            rest = later;
+        }
+    }
+    writes
 }
 
 /// What the log is to write, with the ticket that has the outcome.

@@ -17,21 +17,34 @@ const TRIES: usize = 8;
 impl Files {
     /// Makes a snapshot of the subvolume with the root directory `root`.
     pub(crate) fn create_snapshot(&self, root: InodeId, name: &[u8]) -> Result<SnapshotInfo> {
-        if !root.is_subvolume_root() {
-            return Err(Error::InvalidArgument("not the root directory of a subvolume"));
-        }
-        self.enter(root)?;
-        if self.store.trees.subvolume(root)?.snapshot.is_some() {
-            return Err(Error::InvalidArgument("a snapshot of a snapshot"));
+        Ok(self.create_snapshots(&[(root, name)])?.remove(0))
+    }
+
+    /// Makes snapshots with these names of the subvolumes with these root directories, or none.
+    pub(crate) fn create_snapshots(&self, of: &[(InodeId, &[u8])]) -> Result<Vec<SnapshotInfo>> {
+        for (root, _) in of {
+            if !root.is_subvolume_root() {
+                return Err(Error::InvalidArgument("not the root directory of a subvolume"));
+            }
+            self.enter(*root)?;
+            if self.store.trees.subvolume(*root)?.snapshot.is_some() {
+                return Err(Error::InvalidArgument("a snapshot of a snapshot"));
+            }
         }
         for _ in 0..TRIES {
             let losses = self.store.log.data_losses();
             self.write_back_all()?;
-            let snapshot = self.store.take_snapshot(root, name)?;
-            if losses == self.store.log.data_losses() {
-                return Ok(snapshot);
+            let made = self.store.take_snapshots(of)?;
+            let all: Result<Vec<SnapshotInfo>> = made.iter().cloned().collect();
+            if all.is_ok() && losses == self.store.log.data_losses() {
+                return all;
             }
-            self.delete_snapshot(snapshot.subvolume, name)?;
+            let deleted = made
+                .into_iter()
+                .flatten()
+                .map(|snapshot| self.delete_snapshot(snapshot.subvolume, &snapshot.name));
+            let deleted = deleted.collect::<Result<Vec<()>>>();
+            all.and(deleted)?;
         }
         Err(Error::Aborted("data could not be written while a snapshot was made".into()))
     }
@@ -66,11 +79,16 @@ impl Files {
     /// Makes deletions durable: of each, the root directories of subvolume and snapshot.
     fn end_snapshots(&self, deleted: &[[InodeId; 2]]) -> Result<()> {
         self.store.commit()?;
-        deleted.iter().for_each(|[_, snapshot]| self.unload_subvolume(*snapshot));
-        if let Some([root, _]) = deleted.first() {
-            self.queue_cleanup(*root);
-        }
+        self.clear_up(deleted);
         Ok(())
+    }
+
+    /// What deleted snapshots have in memory goes, and later what they have on the device.
+    pub(super) fn clear_up(&self, deleted: &[[InodeId; 2]]) {
+        deleted.iter().for_each(|[_, snapshot]| self.unload_subvolume(*snapshot));
+        let mut roots: Vec<InodeId> = deleted.iter().map(|[root, _]| *root).collect();
+        roots.dedup();
+        roots.into_iter().for_each(|root| self.queue_cleanup(root));
     }
 
     /// Has what the cleanups of a subvolume name freed.

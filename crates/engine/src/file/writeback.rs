@@ -35,7 +35,7 @@ use crate::file::data_cache::write_worth_keeping;
 use crate::file::extents::{UnwrittenRun, own_extents, unwritten_run};
 use crate::file::inode::{Flight, Inode, InodeState};
 use crate::file::pages::Segment;
-use crate::file::pieces::{Part, Piece, data_writes, drop_front, overlapping, parts_of};
+use crate::file::pieces::{Part, Piece, data_writes, drop_front, overlapping, parts_of, writes_of};
 use crate::store::failures::in_file;
 use crate::store::operation::{Effort, Operation};
 use crate::{Error, Result};
@@ -51,9 +51,6 @@ use std::sync::Arc;
 
 /// Pages that are written in one operation.
 const BATCH_PAGES: u64 = 1024;
-/// Longest write: a group that comes meanwhile waits for it in the device's queue, and its flush
-/// for what it left there.
-const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Pieces (runs of file blocks on consecutive device blocks) of one operation; bounds its
 /// reservation.
 const BATCH_PIECES: usize = 16;
@@ -270,7 +267,7 @@ impl Files {
                 self.cache_parts(&pieces, &parts, batch.size);
                 let with_group = match step.delivery {
                     Delivery::Here => {
-                        in_file(inode.number, None, || self.write_data(&parts))?;
+                        in_file(inode.number, None, || self.write_data(&writes_of(&parts)))?;
                         None
                     }
                     Delivery::WithGroup => Some(parts),
@@ -403,26 +400,10 @@ impl Files {
         self.store.space.allocate_data(&reservation, blocks, None).ok()
     }
 
-    /// Writes; neighbours on the device go in one write, as far as that is not too long. All writes
-    /// are under way together.
-    fn write_data(&self, parts: &[Part]) -> Result<()> {
-        let mut writes = Vec::new();
-        for run in parts.chunk_by(|(before, _), (after, _)| before.end() == after.start) {
-            let mut rest = run;
-            while let Some((first, _)) = rest.first() {
-                let mut bytes = 0;
-                let fits = |(_, data): &&Part| {
-                    bytes += data.len();
-                    bytes <= WRITE_BYTES_MAX
-                };
-                let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
-                let buffers = now.iter().map(|(_, data)| &data[..]).collect();
-                writes.push(SetWrite { offset_bytes: first.start.offset_bytes(), buffers });
-                rest = later;
-            }
-        }
+    /// Writes; all is under way together.
+    pub(super) fn write_data(&self, writes: &[SetWrite<'_>]) -> Result<()> {
         let mut outcome = Ok(());
-        for result in self.store.device.write_set(&writes) {
+        for result in self.store.device.write_set(writes) {
             outcome = outcome.and(self.store.noted(result.map_err(Error::from)));
         }
         outcome

@@ -218,40 +218,51 @@ impl Store {
         2 + Tree::worst_case_nodes(4, self.trees.records_height())
     }
 
-    /// Makes a snapshot of the subvolume with the root directory `root`, which is open.
-    pub(crate) fn take_snapshot(&self, root: InodeId, name: &[u8]) -> Result<SnapshotInfo> {
+    /// Makes snapshots with these names of the subvolumes with these root directories, which are
+    /// open, at one cut if others make none of them. An error in the list says that one is missing.
+    pub(crate) fn take_snapshots(
+        &self,
+        of: &[(InodeId, &[u8])],
+    ) -> Result<Vec<Result<SnapshotInfo>>> {
         self.check_writable()?;
-        let subvolume = self.trees.subvolume(root)?;
-        // It may grow by a level until the cut.
+        // The tree may grow by a level until the cut.
         let nodes = 2 * self.nodes_for_snapshot();
-        let reservation = self.reserve(Request { data_blocks: 0, nodes }, Effort::Ordinary)?;
-        let done = Arc::new(OnceLock::new());
+        let request = Request { data_blocks: 0, nodes: nodes * of.len() as u64 };
+        let room = self.reserve(request, Effort::Ordinary)?;
+        let (mut wanted, mut made) = (Vec::new(), Vec::new());
         {
             let records = self.trees.lock_records();
-            subvolume.check_alive()?;
-            self.expect_new_name(subvolume.id, name)?;
-            let item = SnapshotItem {
-                root: Default::default(),
-                created_ns: now_ns(),
-                is_held: false,
-                is_hidden: false,
-                names_none: false,
-                number: records.take_number()?,
-                uuid: random::bytes16(),
-                name: name.to_vec(),
-            };
-            let wanted =
-                Wanted { subvolume: subvolume.slot, item, reservation, done: Arc::clone(&done) };
-            self.cut_work.wanted.lock().push(wanted);
-        }
-        let generation = loop {
-            self.commit()?;
-            if let Some(made) = done.get() {
-                break made.clone()?;
+            for (root, name) in of {
+                let subvolume = self.trees.subvolume(*root)?;
+                subvolume.check_alive()?;
+                self.expect_new_name(subvolume.id, name)?;
+                let item = SnapshotItem {
+                    root: Default::default(),
+                    created_ns: now_ns(),
+                    is_held: false,
+                    is_hidden: false,
+                    names_none: false,
+                    number: records.take_number()?,
+                    uuid: random::bytes16(),
+                    name: name.to_vec(),
+                };
+                let (done, reservation) = (Arc::new(OnceLock::new()), room.split(0, nodes));
+                made.push((subvolume.id, Arc::clone(&done)));
+                wanted.push(Wanted { subvolume: subvolume.slot, item, reservation, done });
             }
-        };
-        self.transactions.wait_super_committed(generation)?;
-        Ok(info_of(subvolume.id, generation, self.trees.snapshot_item(subvolume.id, generation)?))
+            self.cut_work.wanted.lock().extend(wanted);
+        }
+        let made = made.into_iter().map(|(id, done)| {
+            let generation = loop {
+                if let Some(made) = done.get() {
+                    break made.clone()?;
+                }
+                self.commit()?;
+            };
+            self.transactions.wait_super_committed(generation)?;
+            Ok(info_of(id, generation, self.trees.snapshot_item(id, generation)?))
+        });
+        Ok(made.collect())
     }
 
     /// Fails unless there is a subvolume with this id.

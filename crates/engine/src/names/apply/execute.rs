@@ -23,7 +23,7 @@ use crate::types::{Applied, ConflictKind, now};
 use crate::{Error, InodeId, Result};
 use cairn_environment::atomic::Ordering;
 use cairn_format::{
-    EntryTarget, FileBlock, FileType, InodeItem, InodeNumber, ItemKind, Key, OrphanKind,
+    EntryTarget, Extent, FileBlock, FileType, InodeItem, InodeNumber, ItemKind, Key, OrphanKind,
     encode_orphan,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// What an inode gets of the fork.
-pub(super) struct Content<'a> {
+pub(super) struct Content {
     /// It does not exist here.
     pub(super) is_new: bool,
     /// Its attributes there.
@@ -39,7 +39,6 @@ pub(super) struct Content<'a> {
     /// Values of the items, but for attributes and extents.
     pub(super) items: BTreeMap<Key, Option<Vec<u8>>>,
     pub(super) dropped: Vec<Range<FileBlock>>,
-    pub(super) staged: Staged<'a>,
 }
 
 /// Everything that one application does.
@@ -52,7 +51,8 @@ pub(super) struct Application<'a> {
     pub(super) merge: &'a Merge,
     /// As of [`ApplyOptions`](crate::ApplyOptions).
     pub(super) own_attribute: Option<&'a [u8]>,
-    pub(super) contents: BTreeMap<InodeNumber, Content<'a>>,
+    pub(super) contents: BTreeMap<InodeNumber, Content>,
+    pub(super) staged: Staged<'a>,
 }
 
 /// What came of it.
@@ -145,6 +145,22 @@ impl Application<'_> {
 }
 
 impl Names {
+    /// Reads what is looked at while others wait, so that they don't wait for the device, too.
+    pub(super) fn read_ahead(&self, application: &Application<'_>) -> Result<()> {
+        let Application { target, merge, staged, .. } = application;
+        for number in application.concerned() {
+            let inode = target.sibling(number);
+            self.store.trees.of(*target).get(&inode.key(ItemKind::Inode, 0))?;
+            for (at, _) in staged.of(number) {
+                self.files.extents_in(inode, *at..at.next(), 1)?;
+            }
+        }
+        for (directory, name) in merge.entries.keys() {
+            self.find_entry(target.sibling(*directory), name)?;
+        }
+        Ok(())
+    }
+
     /// Does it, or nothing if the origin has changed in what matters. Nobody else has joined.
     pub(super) fn execute(
         &self,
@@ -344,8 +360,8 @@ impl Names {
             for key in content.items.keys() {
                 self.store.trees.of(inode).get(key)?;
             }
-            for place in content.staged.places() {
-                self.files.extents_in(inode, place..place.next(), 1)?;
+            for (at, _) in application.staged.of(*number) {
+                self.files.extents_in(inode, *at..at.next(), 1)?;
             }
             for blocks in &content.dropped {
                 for (_, extent) in self.files.extents_in(inode, blocks.clone(), usize::MAX)? {
@@ -407,7 +423,8 @@ impl Names {
         }
         for (number, content) in contents {
             let state = states.get_mut(number).ok_or(Error::Busy)?.get_mut();
-            self.fill(operation, known(number), state, content)?;
+            let staged = application.staged.take(*number, operation);
+            self.fill(operation, known(number), state, content, staged)?;
         }
         Ok(orphans)
     }
@@ -430,7 +447,8 @@ impl Names {
         operation: &mut Operation<'_>,
         inode: InodeId,
         state: &mut InodeState,
-        content: &Content<'_>,
+        content: &Content,
+        staged: impl Iterator<Item = (FileBlock, Extent)>,
     ) -> Result<()> {
         for (key, value) in &content.items {
             match value {
@@ -447,7 +465,7 @@ impl Names {
                 let gone = self.files.extents_in(inode, blocks.clone(), usize::MAX)?;
                 self.files.drop_extents(operation, inode, state, blocks.clone(), &gone)?;
             }
-            for (at, extent) in content.staged.take(operation) {
+            for (at, extent) in staged {
                 self.files.insert_extent(operation, inode, state, at, extent)?;
             }
             let InodeItem { links, blocks, generation, .. } = state.item;

@@ -24,6 +24,7 @@ mod nested;
 use super::Names;
 use super::differences::gathered::{Entry, Side};
 use super::differences::paths::Paths;
+use crate::file::staged::Staged;
 use crate::store::alone::OperationSize;
 use crate::store::operation::Operation;
 use crate::types::{Applied, Apply, ApplyOptions, Conflict};
@@ -69,15 +70,12 @@ impl Names {
         self.origin_of_fork(fork)?;
         self.store.check_writable()?;
         let (began, _) = self.store.origin_of_fork(fork)?;
-        let changed = self.files.unchanging(fork)?;
         let base = self.store.trees.tree_of_snapshot(began)?;
         for _ in 0..TRIES {
             let target = self.origin_of_fork(fork)?;
-            let seen = self.files.unchanging(target)?;
-            let roots = [changed.root(), seen.root()];
-            let way = [fork, target];
+            let states = self.files.unchanging([fork, target])?;
+            let (roots, way) = (states.roots(), [fork, target]);
             let applied = self.try_apply(&base, began.generation, roots, way, options)?;
-            drop(seen);
             if let Some(applied) = applied {
                 return Ok(applied);
             }
@@ -125,7 +123,7 @@ impl Names {
             let (names, inodes) = (Vec::new(), Vec::new());
             return Ok(Some(Apply::Done(Applied { target, names, inodes })));
         }
-        let (contents, data) = self.contents(sides, &merge, &changes)?;
+        let (contents, staged, data) = self.contents(sides, &merge, &changes)?;
         let application = Application {
             from,
             target,
@@ -133,7 +131,9 @@ impl Names {
             merge: &merge,
             own_attribute: sides.own,
             contents,
+            staged,
         };
+        self.read_ahead(&application)?;
         let size = application.size(data);
         let work = |operation: &mut Operation<'_>| self.execute(operation, &application);
         Ok(match self.store.alone(target, sides.origin.tree, size, work)? {
@@ -148,13 +148,14 @@ impl Names {
 
     /// What the inodes get that the merge names, with their data copied, and what that changes of
     /// extents.
-    fn contents<'a>(
-        &'a self,
-        sides: Sides<'a>,
+    fn contents(
+        &self,
+        sides: Sides<'_>,
         merge: &Merge,
-        changes: &'a BTreeMap<InodeNumber, InodeChange>,
-    ) -> Result<(BTreeMap<InodeNumber, Content<'a>>, OperationSize)> {
-        let (mut contents, mut size) = (BTreeMap::new(), OperationSize { items: 0, growing: 0 });
+        changes: &BTreeMap<InodeNumber, InodeChange>,
+    ) -> Result<(BTreeMap<InodeNumber, Content>, Staged<'_>, OperationSize)> {
+        let (mut contents, mut copied) = (BTreeMap::new(), Vec::new());
+        let mut size = OperationSize { items: 0, growing: 0 };
         for (number, is_whole) in &merge.inodes {
             let Some(item) = sides.fork.inode_item(*number)? else { continue };
             let here = sides.origin.inode_item(*number)?.filter(|item| item.links > 0);
@@ -178,14 +179,17 @@ impl Names {
                 let behind = self.files.extents_in(origin, end..FileBlock::END, usize::MAX)?;
                 extents += data.end_at(end, &behind);
             }
-            let staged = self.files.stage(fork, &data.copied)?;
+            let DataChange { dropped, copied: data } = data;
             // Of one extent that is cut in two, a part more stays.
-            size.growing += (data.dropped.len() + staged.len()) as u64;
-            size.items += (extents + 2 * data.dropped.len() + staged.len()) as u64;
-            let dropped = data.dropped;
-            contents.insert(*number, Content { is_new, item, items, dropped, staged });
+            size.growing += dropped.len() as u64;
+            size.items += (extents + 2 * dropped.len()) as u64;
+            copied.push((fork, data));
+            contents.insert(*number, Content { is_new, item, items, dropped });
         }
-        Ok((contents, size))
+        let staged = self.files.stage(&copied)?;
+        size.growing += staged.count() as u64;
+        size.items += staged.count() as u64;
+        Ok((contents, staged, size))
     }
 
     /// What makes the items of an inode those of the fork, but for attributes and extents.

@@ -38,8 +38,9 @@ impl Names {
         if old == new {
             return Ok(Vec::new());
         }
-        let (old, new) = (self.files.unchanging(old)?, self.files.unchanging(new)?);
-        self.differences_of_unchanging(old.root(), new.root())
+        let unchanging = self.files.unchanging([old, new])?;
+        let [old, new] = unchanging.roots();
+        self.differences_of_unchanging(old, new)
     }
 
     /// As [`Names::differences`]; nothing changes either meanwhile.

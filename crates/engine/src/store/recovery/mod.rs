@@ -68,7 +68,7 @@ impl Store {
             space.mark_changed(group);
         }
         let cache = node_cache(&device, &superblock, &options);
-        let snapshot_cache = cache_of_snapshots(&device, &superblock, &options);
+        let snapshot_cache = cache_of_snapshots(&cache, &options);
         let trees = Trees::open([&cache, &snapshot_cache], &space, &superblock, options.subvolume)?;
         let counters = Counters::default();
         let inode_count = InodeCount::new(superblock.inodes);
@@ -136,14 +136,10 @@ fn node_cache(
     options.baselines.node_cache(cache)
 }
 
-fn cache_of_snapshots(
-    device: &Arc<dyn BlockDevice>,
-    superblock: &Superblock,
-    options: &VolumeOptions,
-) -> Arc<NodeCache> {
+fn cache_of_snapshots(live: &Arc<NodeCache>, options: &VolumeOptions) -> Arc<NodeCache> {
     let limit_bytes = (options.node_cache_bytes / SNAPSHOT_CACHE_PART)
         .max(SNAPSHOT_CACHE_BYTES_MIN.min(options.node_cache_bytes));
-    NodeCache::of_snapshots(device.clone(), superblock.volume, superblock.geometry, limit_bytes)
+    NodeCache::of_snapshots(live, limit_bytes)
 }
 
 /// What the log does when it needs a commit, or has failed.

@@ -1,0 +1,167 @@
+//! The data that an application copies: of many files at a time, of large ones and of pieces,
+//! from memory and from the device, and damaged.
+mod small_volume;
+
+use cairn_blockdev::{BlockDevice, MemoryDevice};
+use cairn_engine::{Apply, Error, InodeId, Volume, Winner};
+use cairn_environment::random::Seeded;
+use small_volume::{DIRECTORY, device, open, put, used};
+use std::collections::BTreeMap;
+
+const BLOCK: usize = 4096;
+const SMALL_FILES: u64 = 300;
+const LARGE_BYTES: usize = 6 << 20;
+/// Every second block of a file is written, so none of its extents meets the next one.
+const PIECES: u64 = 150;
+
+fn bytes(random: &mut Seeded, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    for word in bytes.chunks_mut(8) {
+        let random = random.below(u64::MAX).to_le_bytes();
+        word.copy_from_slice(&random[..word.len()]);
+    }
+    bytes
+}
+
+fn name(index: u64) -> Vec<u8> {
+    format!("small-{index}").into_bytes()
+}
+
+fn find(volume: &Volume, directory: InodeId, name: &[u8]) -> InodeId {
+    let inode = volume.lookup(directory, name).unwrap().inode;
+    volume.forget(inode, 1);
+    inode
+}
+
+/// Origin and fork.
+fn roots(volume: &Volume) -> [InodeId; 2] {
+    [&b"origin"[..], b"fork"].map(|name| find(volume, volume.root(), name))
+}
+
+/// What all files of a directory hold.
+fn content(volume: &Volume, directory: InodeId) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut names = Vec::new();
+    let mut take = |item: cairn_engine::DirectoryItem<'_>| {
+        names.push((item.name.to_vec(), item.inode));
+        true
+    };
+    volume.read_directory(directory, 0, &mut take).unwrap();
+    let read = |(name, inode)| {
+        let mut content = Vec::new();
+        volume.read(inode, 0, 2 * LARGE_BYTES, &mut content).unwrap();
+        (name, content)
+    };
+    names.into_iter().map(read).collect()
+}
+
+/// Changes all files in a random order, so that neighbours on the device are of different files.
+fn change(volume: &Volume, directory: InodeId, random: &mut Seeded) {
+    for _ in 0..2 * SMALL_FILES {
+        let small = find(volume, directory, &name(random.below(SMALL_FILES)));
+        let (at, length) = (random.below(5_000), 1 + random.below(9_000) as usize);
+        volume.write(small, at, &bytes(random, length)).unwrap();
+    }
+    let large = find(volume, directory, b"large");
+    for part in 0..2 {
+        let at = part * LARGE_BYTES as u64 / 2 + random.below(100_000);
+        volume.write(large, at, &bytes(random, LARGE_BYTES / 3)).unwrap();
+        volume.sync().unwrap();
+    }
+    let pieces = find(volume, directory, b"pieces");
+    for _ in 0..PIECES {
+        let at = 2 * random.below(PIECES) * BLOCK as u64;
+        volume.write(pieces, at, &bytes(random, BLOCK)).unwrap();
+    }
+    put(volume, directory, b"new", &bytes(random, 100_000));
+}
+
+#[test]
+fn data_of_any_shape_arrives() {
+    let seed = cairn_environment::random::u64();
+    let seed = std::env::var("CAIRN_SEED").map_or(seed, |seed| seed.parse().unwrap());
+    eprintln!("CAIRN_SEED={seed}");
+    for is_in_memory in [true, false] {
+        let mut random = Seeded::new(seed);
+        let device = device();
+        let mut volume = open(&device, None);
+        let origin = volume.create_subvolume(volume.root(), b"origin", &DIRECTORY).unwrap().inode;
+        for index in 0..SMALL_FILES {
+            put(&volume, origin, &name(index), &bytes(&mut random, 3_000));
+        }
+        put(&volume, origin, b"large", &bytes(&mut random, LARGE_BYTES));
+        put(&volume, origin, b"pieces", b"");
+        let fork = volume.fork(origin, volume.root(), b"fork").unwrap().inode;
+        change(&volume, fork, &mut random);
+        let expected = content(&volume, fork);
+        if !is_in_memory {
+            volume.close().unwrap();
+            volume = open(&device, None);
+        }
+        let [origin, fork] = roots(&volume);
+        assert!(content(&volume, origin) != expected);
+        if !is_in_memory {
+            // Nor is it what was read just now.
+            volume.close().unwrap();
+            volume = open(&device, None);
+        }
+        let applied = volume.apply(fork, Winner::Neither).unwrap();
+        assert!(matches!(applied, Apply::Done(_)), "{applied:?}");
+        assert!(content(&volume, origin) == expected);
+        // Neither changes with the other.
+        volume.write(find(&volume, origin, b"large"), 0, b"of the origin").unwrap();
+        drop(volume);
+        let volume = open(&device, None);
+        let [origin, fork] = roots(&volume);
+        assert!(content(&volume, origin) == expected);
+        assert!(content(&volume, fork) == expected);
+    }
+}
+
+/// Changes a byte of the block that holds nothing but `fill`.
+fn damage(device: &MemoryDevice, fill: u8) {
+    let mut block = vec![0; BLOCK];
+    let mut found = 0;
+    for at in (0..device.length_bytes()).step_by(BLOCK) {
+        device.read(at, &mut block).unwrap();
+        if block.iter().all(|byte| *byte == fill) {
+            block[100] ^= 1;
+            device.write(at, &[&block]).unwrap();
+            found += 1;
+        }
+    }
+    assert_eq!(found, 1);
+}
+
+#[test]
+fn damage_among_neighbours_is_an_error_of_its_file() {
+    const FILES: u64 = 40;
+    let device = device();
+    let volume = open(&device, None);
+    let origin = volume.create_subvolume(volume.root(), b"origin", &DIRECTORY).unwrap().inode;
+    for index in 0..FILES {
+        put(&volume, origin, &name(index), b"old");
+    }
+    let fork = volume.fork(origin, volume.root(), b"fork").unwrap().inode;
+    for index in 0..FILES {
+        let file = find(&volume, fork, &name(index));
+        volume.write(file, 0, &[100 + index as u8; BLOCK]).unwrap();
+    }
+    volume.close().unwrap();
+    damage(&device, 117);
+    let volume = open(&device, None);
+    let [origin, fork] = roots(&volume);
+    let before = used(&volume);
+    let damaged = find(&volume, fork, &name(17));
+    match volume.apply(fork, Winner::Neither) {
+        Err(Error::DataChecksum { inode, file_block, .. }) => {
+            assert_eq!((inode.number(), file_block.0), (damaged.number(), 0));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(used(&volume), before);
+    assert!(content(&volume, origin).values().all(|content| content == b"old"));
+    // When it is whole again, the rest comes with it.
+    volume.write(damaged, 0, &[17; BLOCK]).unwrap();
+    assert!(matches!(volume.apply(fork, Winner::Neither), Ok(Apply::Done(_))));
+    assert!(content(&volume, origin) == content(&volume, fork));
+}
