@@ -78,11 +78,12 @@ impl Load {
 /// Kill the server of a real mount under load, again and again: nothing acknowledged may be
 /// missing.
 ///
-/// Twenty-one workers replace, append, overwrite, rename and remove files, write through mappings
-/// and past the page cache, truncate, allocate, punch holes, set attributes and make links, each
-/// with a memory of what was acknowledged. At a random moment the server is killed with SIGKILL,
-/// sometimes again during recovery. `fsck` must accept what is left, each worker must find what it
-/// remembers, and `fsck --data` must find nothing at the end of each round.
+/// Twenty-four workers replace, append, overwrite, rename and remove files, write through mappings
+/// and past the page cache, truncate, allocate, punch holes, set attributes, make links, snapshots
+/// and forks, each with a memory of what was acknowledged; snapshots and forks of all their files
+/// are made meanwhile. At a random moment the server is killed with SIGKILL, sometimes again during
+/// recovery. `fsck` must accept what is left, each worker must find what it remembers, also in
+/// snapshots, and `fsck --data` must find nothing at the end of each round.
 #[derive(Parser)]
 pub struct Kill9 {
     /// Rounds.

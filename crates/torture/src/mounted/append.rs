@@ -13,7 +13,7 @@ const RECORDS_MAX: usize = 400;
 const LENGTH_BYTES_MAX: u64 = 6000;
 
 /// Appends records.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Append {
     seed: u64,
     #[serde(skip, default = "memory::fresh")]

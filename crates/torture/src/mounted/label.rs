@@ -22,7 +22,7 @@ const VALUE_BYTES_MAX: u64 = 5000;
 const FILLING_BYTES_MAX: u64 = 900;
 
 /// Sets attributes and makes links.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Label {
     seed: u64,
     value_bytes_max: u64,

@@ -2,18 +2,23 @@
 //! `cairn torture kill9`, with SIGKILL, and `cairn torture shutdown`, with `cairn shutdown`.
 //!
 //! One round: mount; the workers change files and directories in their ways, each in its own
-//! folder, and remember what was acknowledged; at a random moment the server is killed or its
-//! volume is shut down. Then: the mount is taken away, `fsck` must accept the image with its log
-//! not yet replayed, the volume is mounted again (sometimes that server is killed too, during
-//! recovery), each worker compares what it finds with what it remembers, and after an orderly
-//! unmount `fsck --data` must find nothing.
+//! folder, and remember what was acknowledged, while snapshots and forks of all of it are made; at
+//! a random moment the server is killed or its volume is shut down. Then: the mount is taken away,
+//! `fsck` must accept the image with its log not yet replayed, the volume is mounted again
+//! (sometimes that server is killed too, during recovery), each worker compares what it finds with
+//! what it remembers, also in snapshots, and after an orderly unmount `fsck --data` must find
+//! nothing.
+use super::gate::Gate;
+use super::pattern;
 use super::server::{Server, full_text};
 use super::session::{self, Halt, Length, Mounts, Plan, Session, SessionOptions, SessionReport};
-use super::workers::{Named, Problem, check_workers, join_workers, start_workers, workers};
+use super::whole::Whole;
+use super::workers::{Kept, Named, Problem, check_workers, join_workers, start_workers, workers};
 use crate::run_report::{RunReport, times};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use cairn_harness::server::ServerProcess;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -84,6 +89,7 @@ fn run_rounds(
     session.make_volume(&server, &VOLUME_BYTES.to_string(), "4M")?;
     let mut random = Seeded::new(session.seed);
     let mut workers = workers(session.seed);
+    let mut whole = Whole::new(pattern::identity(session.seed, 0));
     let mut kills_in_recovery = 0;
     for round in 1..=load.rounds {
         let load_ms_max = if random.chance(1, 8) { load.load_ms_max } else { load.load_ms_max / 8 };
@@ -92,9 +98,14 @@ fn run_rounds(
         let recovery_kills = if random.chance(1, 3) { 1 + random.below(3) } else { 0 };
         let begin = clock::now_monotonic();
         let within = |problem: Problem| Halt::Found(problem).within(&format!("round {round}"));
-        workers = load_and_stop(session, &server, workers, Duration::from_millis(load_ms), stop)
-            .map_err(within)?;
-        recover_and_check(&server, &mut workers, recovery_kills, &mut random).map_err(within)?;
+        let load_time = Duration::from_millis(load_ms);
+        (workers, whole) =
+            load_and_stop(session, &server, (workers, whole), load_time, stop).map_err(within)?;
+        recover(&server, recovery_kills, &mut random, || {
+            whole.check(server.mountpoint())?;
+            check_workers(&server, &mut workers)
+        })
+        .map_err(within)?;
         kills_in_recovery += recovery_kills;
         let acknowledgements: u64 =
             workers.iter().map(|(_, worker)| worker.acknowledgements()).sum();
@@ -103,6 +114,9 @@ fn run_rounds(
         let what =
             if acknowledgements > 0 { "by fsync, and all of it was there" } else { "by fsync" };
         session.set("acknowledgements", acknowledgements, what);
+        for (name, count, what, _) in promises(&workers, &whole) {
+            session.set(name, count, what);
+        }
         let again = if recovery_kills > 0 {
             format!(", killed {} during recovery", times(recovery_kills))
         } else {
@@ -121,26 +135,58 @@ fn run_rounds(
             return Err(Halt::Interrupted);
         }
     }
+    for (name, count, _, rounds) in promises(&workers, &whole) {
+        let least = load.rounds / rounds;
+        if count < least {
+            let name = name.replace('_', " ");
+            let told = format!("the run checked too little: {name} {count}, at least {least}");
+            return Err(Halt::Found(told));
+        }
+    }
     Ok(())
+}
+
+/// Promises of snapshots and forks that were in force, with what they are, and in how many rounds
+/// there must be one: a run with less has looked at nothing.
+fn promises(workers: &[Named], whole: &Whole) -> [(&'static str, u64, &'static str, u64); 5] {
+    let mut kept = whole.kept();
+    workers.iter().for_each(|(_, worker)| kept += worker.kept());
+    let Kept { snapshots, forks, deletions } = kept;
+    [
+        ("snapshots", snapshots, "acknowledged, there, and as they were made; at each check", 5),
+        ("forks", forks, "acknowledged, and there; at each check", 10),
+        ("deletions", deletions, "of snapshots and forks, acknowledged, and gone", 20),
+        ("judged", whole.judged(), "snapshots and forks of all files, by all workers", 10),
+        ("same_hash", whole.same(), "looks at one that showed what the look before had", 10),
+    ]
 }
 
 fn load_and_stop(
     session: &Session,
     server: &Server,
-    workers: Vec<Named>,
+    (workers, mut whole): (Vec<Named>, Whole),
     load: Duration,
     how: Stop,
-) -> Result<Vec<Named>, Problem> {
+) -> Result<(Vec<Named>, Whole), Problem> {
     let mut running = server.start(&[])?;
-    let (stop, threads) = start_workers(server, workers);
+    let gate = Gate::new(&workers);
+    let (stop, threads) = start_workers(server, workers, &gate);
+    let (root, stopped) = (server.mountpoint().to_owned(), Arc::clone(&stop));
+    let making = thread::spawn("snapshots", move || {
+        let result = whole.work(&root, &stopped, &gate);
+        let expected = stopped.load(Ordering::SeqCst);
+        (whole, result.or_else(|error| if expected { Ok(()) } else { Err(error.to_string()) }))
+    });
     // A worker that has ended met an error.
-    session.sleep_while(load, || !threads.iter().any(thread::JoinHandle::is_finished));
+    let is_over = || making.is_finished() || threads.iter().any(thread::JoinHandle::is_finished);
+    session.sleep_while(load, || !is_over());
     stop.store(true, Ordering::SeqCst);
     let stopped = how.stop(server, &mut running);
     let (workers, result) = join_workers(threads)?;
-    stopped.and(result)?;
+    let (whole, made) = making.join().map_err(|_| "the maker of snapshots panicked".to_owned())?;
+    stopped.and(result).and(made)?;
     how.take_away(server, &mut running)?;
-    Ok(workers)
+    Ok((workers, whole))
 }
 
 impl Stop {
@@ -178,12 +224,21 @@ pub(super) fn recover_and_check(
     recovery_kills: u64,
     random: &mut Seeded,
 ) -> Result<(), Problem> {
+    recover(server, recovery_kills, random, || check_workers(server, workers))
+}
+
+fn recover(
+    server: &Server,
+    recovery_kills: u64,
+    random: &mut Seeded,
+    check: impl FnOnce() -> Result<(), Problem>,
+) -> Result<(), Problem> {
     server.fsck(false)?;
     for _ in 0..recovery_kills {
         server.start_and_kill(Duration::from_millis(random.below(60)))?;
     }
     let mut running = server.start(&[])?;
-    check_workers(server, workers)?;
+    check()?;
     server.unmount(&mut running)?;
     server.fsck(true)
 }

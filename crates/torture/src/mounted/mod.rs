@@ -8,18 +8,21 @@
 //! - [`differ`] compares a mount with another file system, call by call.
 //! - `server` is the mount; `stall` and `growth` look at it and at the machine.
 //! - `workers` use the mount and remember what was acknowledged (`append`, `direct`, `label`,
-//!   `overwrite`, `replace`, `reshape`, `tree`), by means of `pattern`, `possible`, `memory`,
-//!   [`mapping`] and [`asynchronous`].
+//!   `lineage`, `overwrite`, `replace`, `reshape`, `tree`), by means of `pattern`, `possible`,
+//!   `memory`, [`mapping`] and [`asynchronous`].
+//! - `whole` makes snapshots and forks of all that they do; a `gate` says what these may show.
 //! - A `machine` is a virtual one; its `journal` and its disk's `write_log` show what was on the
 //!   disk when.
 mod append;
 pub mod asynchronous;
 pub mod differ;
 mod direct;
+mod gate;
 mod growth;
 pub mod guest;
 mod journal;
 mod label;
+mod lineage;
 pub mod load;
 mod machine;
 pub mod mapping;
@@ -36,5 +39,6 @@ mod stall;
 pub mod synced;
 mod tree;
 pub mod vm;
+mod whole;
 mod workers;
 mod write_log;

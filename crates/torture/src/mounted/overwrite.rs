@@ -30,7 +30,7 @@ pub fn path(folder: &Path) -> PathBuf {
 }
 
 /// Overwrites blocks.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Overwrite {
     seed: u64,
     #[serde(skip, default = "memory::fresh")]

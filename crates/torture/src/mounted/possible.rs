@@ -22,6 +22,11 @@ impl<V: Copy + PartialEq + Debug> Possible<V> {
         self.begun.last().copied().unwrap_or(self.acknowledged)
     }
 
+    /// Whether nothing else is possible.
+    pub fn is_only(&self, state: V) -> bool {
+        self.acknowledged == state && self.begun.is_empty()
+    }
+
     /// From now on `state` is possible, too.
     pub fn begin(&mut self, state: V) {
         if self.newest() != state {

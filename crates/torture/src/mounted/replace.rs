@@ -14,7 +14,7 @@ const NAMES: u64 = 24;
 const LENGTH_BYTES_MAX: u64 = 150_000;
 
 /// Replaces files.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Replace {
     seed: u64,
     #[serde(skip, default = "memory::fresh")]

@@ -53,7 +53,7 @@ enum Step {
 }
 
 /// Reshapes a file.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Reshape {
     seed: u64,
     #[serde(skip, default = "memory::fresh")]

@@ -10,6 +10,7 @@
 //! passes any allowance in time. In the second half, each server's figure after its only cycle
 //! against that of the first server that was started after a stop: what a stop leaves on the volume
 //! must not make the next server take more. A run in which nothing could be compared says so.
+use super::gate::Gate;
 use super::growth::{Growth, Taken};
 use super::load::{Stop, recover_and_check};
 use super::server::{Server, cairn, text};
@@ -152,7 +153,8 @@ impl Cycles<'_> {
         cycle: u64,
     ) -> Result<Vec<Named>, Problem> {
         let begin = clock::now_monotonic();
-        let (stop, threads) = start_workers(&self.server, workers);
+        let gate = Gate::new(&workers);
+        let (stop, threads) = start_workers(&self.server, workers, &gate);
         // Together with the workers, then without.
         let filled = if cycle.is_multiple_of(3) { self.fill() } else { Ok(0) };
         self.session.sleep(self.load);
@@ -253,7 +255,8 @@ impl Cycles<'_> {
         workers: Vec<Named>,
         mut running: ServerProcess,
     ) -> Result<Vec<Named>, Problem> {
-        let (stop, threads) = start_workers(&self.server, workers);
+        let gate = Gate::new(&workers);
+        let (stop, threads) = start_workers(&self.server, workers, &gate);
         let load_ms = self.random.below(3000);
         self.session.sleep(Duration::from_millis(load_ms));
         stop.store(true, Ordering::SeqCst);

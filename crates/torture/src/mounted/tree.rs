@@ -28,7 +28,7 @@ enum Entry {
 type State = BTreeMap<PathBuf, Entry>;
 
 /// Changes a tree.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Tree {
     identity: u64,
     #[serde(skip, default = "memory::fresh")]

@@ -1,12 +1,14 @@
 //! Patterns of use, each with a memory of what was acknowledged, and the threads on which they
 //! work.
 //!
-//! A worker's folder is its own; nothing is shared between threads but the flag that says that
-//! errors are expected from now on. Memories live outside the volume; those of a virtual machine's
-//! guest, in its journal.
+//! A worker's folder is its own; nothing is shared between threads but the gate, which has copies
+//! of the memories, and the flag that says that errors are expected from now on. Memories live
+//! outside the volume; those of a virtual machine's guest, in its journal.
 use super::append::Append;
 use super::direct::Direct;
+use super::gate::Gate;
 use super::label::Label;
+use super::lineage::Lineage;
 use super::memory::Memory;
 use super::overwrite::Overwrite;
 use super::pattern;
@@ -15,7 +17,9 @@ use super::reshape::Reshape;
 use super::server::Server;
 use super::tree::Tree;
 use cairn_environment::thread;
+use serde::{Deserialize, Serialize};
 use std::io;
+use std::ops::AddAssign;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub type Problem = String;
 
 /// A pattern of use, with its memory of what was acknowledged.
-pub trait Worker: Memory + Send {
+pub trait Worker: Memory + Copied + Send {
     /// Works below `folder` until an error comes, or `stop` is set. `journal` gets a record before
     /// each change that a crash may leave, and after each acknowledgement.
     fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()>;
@@ -33,20 +37,49 @@ pub trait Worker: Memory + Send {
     /// Compares the folder with what is remembered, takes what it finds as the new state, and
     /// tidies up for the next round.
     fn check(&mut self, folder: &Path) -> Result<(), Problem>;
+    /// Whether it works in subvolumes of its own, which a snapshot of its folder leaves out.
+    fn has_subvolumes(&self) -> bool {
+        false
+    }
+    /// What checks have found of snapshots and forks, in all rounds.
+    fn kept(&self) -> Kept {
+        Kept::default()
+    }
+}
+
+/// A worker that remembers the same.
+pub trait Copied {
+    fn copy(&self) -> Box<dyn Worker>;
+}
+
+impl<W: Worker + Clone + 'static> Copied for W {
+    fn copy(&self) -> Box<dyn Worker> {
+        Box::new(self.clone())
+    }
+}
+
+/// Acknowledged promises that a check found kept, each counted at each check.
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Kept {
+    /// A snapshot is there, and shows what it must.
+    pub snapshots: u64,
+    /// A fork is there, with what it had or got since.
+    pub forks: u64,
+    /// A deleted snapshot or removed subvolume is gone.
+    pub deletions: u64,
+}
+
+impl AddAssign for Kept {
+    fn add_assign(&mut self, other: Self) {
+        self.snapshots += other.snapshots;
+        self.forks += other.forks;
+        self.deletions += other.deletions;
+    }
 }
 
 /// Keeps what a worker remembers where a power cut does not reach.
 pub trait Journal: Sync {
     fn record(&self, worker: &dyn Worker) -> io::Result<()>;
-}
-
-/// For workers that live on.
-struct NoJournal;
-
-impl Journal for NoJournal {
-    fn record(&self, _: &dyn Worker) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// A worker and the name of its folder.
@@ -64,6 +97,7 @@ pub fn workers(seed: u64) -> Vec<Named> {
         workers.push((format!("reshape-{index}"), Box::new(Reshape::new(own(5)))));
         workers.push((format!("label-{index}"), Box::new(Label::new(own(6)))));
         workers.push((format!("direct-{index}"), Box::new(Direct::new(own(7)))));
+        workers.push((format!("lineage-{index}"), Box::new(Lineage::new(own(8)))));
     }
     workers
 }
@@ -76,20 +110,22 @@ pub type Outcome = (Named, Result<(), Problem>);
 pub fn start_workers(
     server: &Server,
     workers: Vec<Named>,
+    gate: &Arc<Gate>,
 ) -> (Arc<AtomicBool>, Vec<thread::JoinHandle<Outcome>>) {
     let stop = Arc::new(AtomicBool::new(false));
-    let start = |(name, mut worker): Named| {
+    let start = |(index, (name, mut worker)): (usize, Named)| {
         let (stop, folder) = (Arc::clone(&stop), server.mountpoint().join(&name));
+        let journal = gate.journal(index);
         thread::spawn("worker", move || {
             let result = std::fs::create_dir_all(&folder)
-                .and_then(|()| worker.work(&folder, &stop, &NoJournal));
+                .and_then(|()| worker.work(&folder, &stop, &journal));
             let expected = stop.load(Ordering::SeqCst);
             let result = result
                 .or_else(|error| if expected { Ok(()) } else { Err(format!("{name}: {error}")) });
             ((name, worker), result)
         })
     };
-    let threads = workers.into_iter().map(start).collect();
+    let threads = workers.into_iter().enumerate().map(start).collect();
     (stop, threads)
 }
 
