@@ -43,6 +43,11 @@ impl LostNode {
         self.tree == tree || self.tree == TREE_ROOTS
     }
 
+    /// Whether names may have been in it, or items of subvolumes.
+    pub(crate) fn hides_names(&self) -> bool {
+        self.tree != TREE_DEAD
+    }
+
     /// The pointer, if the node was a leaf; its items have no other copy.
     pub(crate) fn leaf(&self) -> Option<NodePointer> {
         self.pointer.filter(|pointer| pointer.level == 0)

@@ -119,13 +119,11 @@ enum ClaimRound {
 }
 
 /// Cuts blocks that can't be read, or don't match their checksums, out of the files `given_up`.
-/// Returns how many.
 pub(super) fn drop_damaged(
     trees: &mut GatheredTrees,
     reader: &Reader<'_>,
     given_up: &BTreeSet<ObjectId>,
-) -> u64 {
-    let mut dropped = 0;
+) {
     for object in given_up {
         let tree = trees.get_mut(&object.subvolume);
         let Some(inode) = tree.and_then(|tree| tree.inodes.get_mut(&object.inode.0)) else {
@@ -133,7 +131,6 @@ pub(super) fn drop_damaged(
         };
         for (start, extent) in std::mem::take(&mut inode.extents) {
             let good = good_blocks(reader, &extent);
-            dropped += good.iter().filter(|good| !**good).count() as u64;
             let mut at = 0;
             for run in good.chunk_by(|one, other| one == other) {
                 if run[0] {
@@ -143,7 +140,6 @@ pub(super) fn drop_damaged(
             }
         }
     }
-    dropped
 }
 
 /// For each block, whether it can be read and matches its checksum.

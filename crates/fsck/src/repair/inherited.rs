@@ -10,14 +10,13 @@ use cairn_format::{BlockNumber, BlockRange, DeadRun, Extent, InodeNumber, ItemKi
 use std::collections::{BTreeMap, BTreeSet};
 
 impl References {
-    /// Step 2. Returns how many blocks the forks lose.
+    /// Step 2.
     pub(super) fn leave_foreign(
         &mut self,
         trees: &mut GatheredTrees,
         checker: &Checker<'_>,
         forks: &Forks,
-    ) -> u64 {
-        let mut dropped = 0;
+    ) {
         for (&id, tree) in trees.iter_mut().filter(|(id, _)| forks.origin_of(**id).is_some()) {
             let foreign = checker.foreign.get(&id).into_iter().flatten();
             let foreign: BTreeSet<Key> = foreign.filter_map(|foreign| foreign.extent).collect();
@@ -39,7 +38,6 @@ impl References {
                     let parts = source.map_or(Vec::new(), |source| {
                         self.parts_of_source(&extent, source, &checker.reader)
                     });
-                    dropped += extent.blocks;
                     for (from, to) in parts {
                         let is_free = claimed
                             .range(..to)
@@ -47,7 +45,6 @@ impl References {
                             .is_none_or(|(_, end): (&u64, &u64)| *end <= from);
                         if is_free {
                             claimed.insert(from, to);
-                            dropped -= to - from;
                             let skip = from - extent.start.0;
                             inode.extents.insert(block + skip, extent.slice(skip, to - from));
                         }
@@ -55,7 +52,6 @@ impl References {
                 }
             }
         }
-        dropped
     }
 
     /// The parts of an inherited extent that the snapshot `source` has, as ranges of blocks. Where

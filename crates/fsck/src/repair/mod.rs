@@ -17,6 +17,7 @@ mod held_runs;
 mod inherited;
 mod kept_trees;
 mod losses;
+mod lost_parts;
 mod salvage;
 mod snapshots;
 mod subvolumes;
@@ -94,6 +95,7 @@ pub(crate) fn rebuild(
         return Ok(RepairResult::Impossible("nothing of the file tree can be read"));
     }
     let mut trees = gathered(items);
+    let readable = lost_parts::Readable::of(&trees, &checker.reader);
     let mut found = subvolumes::found(checker, &subvolume_items, &mut trees);
     let forks = forks::Forks::of(checker, &mut found, &trees);
     let (mut lost, mut losses) = losses::of(&trees, &checker.lost_nodes, &salvaged);
@@ -101,10 +103,9 @@ pub(crate) fn rebuild(
     let mut references = snapshots::References::of_snapshots(checker, &trees, &forks);
     lost.extend(references.take_dropped());
     subvolumes::bring_back(&references.with_damaged_newest(), &mut found, &mut trees);
-    let dropped = extents::drop_damaged(&mut trees, &checker.reader, given_up)
-        + references.leave_foreign(&mut trees, checker, &forks)
-        + references.cut_conflicts(&mut trees, &checker.reader, &forks);
-    losses.data_blocks = losses.data_blocks.saturating_add(dropped);
+    extents::drop_damaged(&mut trees, &checker.reader, given_up);
+    references.leave_foreign(&mut trees, checker, &forks);
+    references.cut_conflicts(&mut trees, &checker.reader, &forks);
     let superblock_index = checker.superblocks.index_of_newest();
     let generation = next_generation(checker, superblock_index);
     let rules = amend::RepairRules {
@@ -115,6 +116,7 @@ pub(crate) fn rebuild(
     let mut next_inode = checker.counters.next_inode.clamp(INODE_FIRST, INODE_NUMBER_END);
     let find_homes = |trees: &GatheredTrees| subvolumes::homes(&found, trees);
     let rescued = amend::amend(&mut trees, &rules, find_homes, &mut next_inode);
+    lost.extend(readable.missing_in(&trees, &found, &forks, given_up, &mut losses));
     losses::add_paths(&trees, &mut lost);
     // The extents of inodes that turned out to be no files are gone.
     references.leave_to_subvolumes(&mut trees, generation, &forks);

@@ -137,14 +137,13 @@ impl References {
         }
     }
 
-    /// Step 3. Returns how many blocks the subvolumes lose.
+    /// Step 3.
     pub(super) fn cut_conflicts(
         &self,
         trees: &mut GatheredTrees,
         reader: &Reader<'_>,
         forks: &Forks,
-    ) -> u64 {
-        let mut dropped = 0;
+    ) {
         for (&id, tree) in trees.iter_mut() {
             for inode in tree.inodes.values_mut() {
                 let is_bad = |extent: &Extent, (from, to): &(u64, u64)| {
@@ -161,7 +160,6 @@ impl References {
                 for (block, conflicts) in bad {
                     let Some(extent) = inode.extents.remove(&block) else { continue };
                     let (mut at, end) = (extent.start.0, extent.range().end().0);
-                    dropped += conflicts.iter().map(|(from, to)| to - from).sum::<u64>();
                     let mut keep = |from: u64, to: u64| {
                         if from < to {
                             let skip = from - extent.start.0;
@@ -176,7 +174,6 @@ impl References {
                 }
             }
         }
-        dropped
     }
 
     /// The parts of an extent that snapshots have otherwise, as ranges of blocks.
