@@ -30,8 +30,8 @@ impl Shown {
             file_type == FileType::Regular && reader.contains(extent.range())
         };
         let extents = inode.extents.iter().filter(is_readable);
-        let blocks = extents
-            .map(|(block, extent)| (*block, extent.blocks, extent.kind == ExtentKind::Data));
+        let blocks =
+            extents.map(|(block, extent)| (*block, extent.blocks, extent.kind == ExtentKind::Data));
         let entries = inode.entries.values().filter(|_| file_type == FileType::Directory);
         let whole = inode.xattrs.values().filter(|attribute| attribute.is_complete());
         Some(Self {
@@ -72,7 +72,9 @@ impl Readable {
         // What stood in a subvolume that is being removed was to be removed.
         for (&id, before) in self.0.iter().filter(|(id, _)| !forks.is_nameless(**id)) {
             let Some(after) = trees.get(&id) else {
-                if before.is_empty() { continue }
+                if before.is_empty() {
+                    continue;
+                }
                 let problem = format!("the whole subvolume, with {} inodes", before.len());
                 let whole = lost(PassId::Trees, Structure::Item, problem);
                 findings.push(whole.in_subvolume(id));

@@ -9,6 +9,7 @@
 //!
 //! It needs memory for all items of the volume.
 mod amend;
+mod copies;
 mod extents;
 mod forks;
 mod found;
@@ -44,6 +45,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct RepairSummary {
     /// Inodes that moved to `lost+found`.
     pub(crate) rescued: u64,
+    /// Blocks that two claimed, and that now have a copy.
+    pub(crate) copied: u64,
     /// Leaves that only a damaged node had led to.
     pub(crate) salvaged: u64,
     /// Blocks of salvaged items that may have been removed before.
@@ -99,15 +102,17 @@ pub(crate) fn rebuild(
     let mut found = subvolumes::found(checker, &subvolume_items, &mut trees);
     let forks = forks::Forks::of(checker, &mut found, &trees);
     let (mut lost, mut losses) = losses::of(&trees, &checker.lost_nodes, &salvaged);
-    extents::sort_out(&mut trees, &checker.reader, &forks);
+    let superblock_index = checker.superblocks.index_of_newest();
+    let generation = next_generation(checker, superblock_index);
     let mut references = snapshots::References::of_snapshots(checker, &trees, &forks);
     lost.extend(references.take_dropped());
     subvolumes::bring_back(&references.with_damaged_newest(), &mut found, &mut trees);
+    let used = [&allocation.used, &salvaged.nodes, &salvaged.found];
+    let mut copier = copies::Copier::new(checker, &trees, &references, used, generation);
+    extents::sort_out(&mut trees, &checker.reader, &forks, &mut copier)?;
     extents::drop_damaged(&mut trees, &checker.reader, given_up);
-    references.leave_foreign(&mut trees, checker, &forks);
-    references.cut_conflicts(&mut trees, &checker.reader, &forks);
-    let superblock_index = checker.superblocks.index_of_newest();
-    let generation = next_generation(checker, superblock_index);
+    references.leave_foreign(&mut trees, checker, &forks, &mut copier)?;
+    references.cut_conflicts(&mut trees, &checker.reader, &forks, &mut copier)?;
     let rules = amend::RepairRules {
         hash_seed: checker.superblock.hash_seed,
         generation,
@@ -167,6 +172,7 @@ pub(crate) fn rebuild(
     let dropped_nodes = dropped_nodes(checker, &salvaged);
     Ok(RepairResult::Repaired(RepairSummary {
         rescued,
+        copied: copier.copied,
         salvaged: salvaged.leaves,
         surplus_blocks: salvaged.surplus_blocks,
         unconfirmed_leaves: salvaged.unconfirmed_leaves,

@@ -144,11 +144,7 @@ fn lost_names(reports: Reports<'_>, before: &Found, after: &Found) -> Option<Str
     Some(format!("after the repair, {directory} hasn't the names {names:?} any more"))
 }
 
-fn changed_times_or_counts(
-    reports: Reports<'_>,
-    before: &Found,
-    after: &Found,
-) -> Option<String> {
+fn changed_times_or_counts(reports: Reports<'_>, before: &Found, after: &Found) -> Option<String> {
     let (names_before, names_after) = (names_of_each(before), names_of_each(after));
     // A directory that lost a name, for which the object named is to blame, is smaller.
     let (held_before, held_after) = (names_in_each(before), names_in_each(after));
