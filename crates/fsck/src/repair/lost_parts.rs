@@ -69,13 +69,17 @@ impl Readable {
         losses: &mut Losses,
     ) -> Vec<Finding> {
         let mut findings = Vec::new();
-        // What stood in a subvolume that is being removed was to be removed.
-        for (&id, before) in self.0.iter().filter(|(id, _)| !forks.is_nameless(**id)) {
-            let Some(after) = trees.get(&id) else {
-                if before.is_empty() {
+        let named = self.named_subvolumes(items);
+        for (&id, before) in &self.0 {
+            let is_nameless = forks.is_nameless(id);
+            let after = trees.get(&id).filter(|_| !is_nameless);
+            let Some(after) = after else {
+                // What stood in a subvolume that is being removed was to be removed.
+                if before.is_empty() || is_nameless && !named.contains(&id) {
                     continue;
                 }
-                let problem = format!("the whole subvolume, with {} inodes", before.len());
+                let state = if is_nameless { " that had a name but was being removed" } else { "" };
+                let problem = format!("the whole subvolume{state}, with {} inodes", before.len());
                 let whole = lost(PassId::Trees, Structure::Item, problem);
                 findings.push(whole.in_subvolume(id));
                 continue;
@@ -106,6 +110,24 @@ impl Readable {
             }
         }
         findings
+    }
+
+    /// The subvolumes that have names.
+    fn named_subvolumes(&self, items: &BTreeMap<TreeId, SubvolumeItem>) -> BTreeSet<TreeId> {
+        let mut named = BTreeSet::new();
+        for (&subvolume, inodes) in &self.0 {
+            for (&inode, shown) in inodes {
+                let directory = ObjectId { subvolume, inode: InodeNumber(inode) };
+                for (_, led_to) in &shown.names {
+                    if let EntryTarget::Subvolume(id) = *led_to
+                        && !is_left_over(items, directory, id)
+                    {
+                        named.insert(id);
+                    }
+                }
+            }
+        }
+        named
     }
 
     /// Names that led to something, and don't lead there any more.
