@@ -2,7 +2,9 @@
 use crate::units::{
     BLOCK_SIZE, BlockNumber, BlockRange, Generation, INODE_NUMBER_END, InodeNumber, TreeId,
 };
-use crate::{FormatError, INODE_FIRST, INODE_ROOT, NodePointer, Structure, TREE_FILES};
+use crate::{
+    FormatError, INODE_FIRST, INODE_ROOT, Key, NodePointer, Structure, TREE_FILES, blocks_for_bytes,
+};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -447,6 +449,21 @@ impl Extent {
             .map(|c| u32::from_le_bytes(c.try_into().expect("four bytes")))
             .collect();
         Ok(Self { start: BlockNumber(word(0)), blocks, kind, generation, written, checksums })
+    }
+    /// From the value of the item with this key.
+    ///
+    /// # Errors
+    /// As those of [`decode`](Self::decode), or if it ends behind the last block of any file.
+    pub fn decode_of(key: &Key, value: &[u8]) -> Result<Self, FormatError> {
+        let extent = Self::decode(value)?;
+        let end = key.offset.checked_add(extent.blocks);
+        if end.is_none_or(|end| end > blocks_for_bytes(i64::MAX as u64)) {
+            return Err(damaged(&format!(
+                "extent of {} blocks at file block {}: behind the end of the largest file",
+                extent.blocks, key.offset
+            )));
+        }
+        Ok(extent)
     }
     /// Bytes of file data.
     pub fn bytes(&self) -> u64 {

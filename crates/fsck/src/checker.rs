@@ -43,6 +43,11 @@ impl LostNode {
         self.tree == tree || self.tree == TREE_ROOTS
     }
 
+    /// Whether names may have been in it, or items of subvolumes.
+    pub(crate) fn hides_names(&self) -> bool {
+        self.tree != TREE_DEAD
+    }
+
     /// The pointer, if the node was a leaf; its items have no other copy.
     pub(crate) fn leaf(&self) -> Option<NodePointer> {
         self.pointer.filter(|pointer| pointer.level == 0)
@@ -228,7 +233,7 @@ impl<'a> Checker<'a> {
         match self.subvolumes.get(&id) {
             Some(item) if item.is_dying => {
                 let of = self.snapshots.of.get(&id);
-                Lineage::of_dying(item, of.map_or(Generation(0), |of| of.boundary()))
+                Lineage::of_dying(id, item, of.map_or(Generation(0), |of| of.boundary()))
             }
             _ => self.lineage_of(id),
         }
@@ -238,7 +243,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn lineage_of(&self, id: TreeId) -> Lineage {
         let has_forks = self.superblock.features.has_forks();
         match self.subvolumes.get(&id) {
-            Some(item) => Lineage::of(item),
+            Some(item) => Lineage::of(id, item),
             None if has_forks && id.holds_files() && id != TREE_FILES => Lineage::UNKNOWN,
             None => Lineage::default(),
         }

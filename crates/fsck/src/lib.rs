@@ -187,6 +187,8 @@ fn run<'a>(
 }
 
 #[cfg(test)]
+mod copy_tests;
+#[cfg(test)]
 mod damage_tests;
 #[cfg(test)]
 mod fork_history_tests;

@@ -1,5 +1,5 @@
 //! The table of passes, and the loop that runs them.
-use crate::checker::Checker;
+use crate::checker::{Checker, LostNode};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::{FsckError, bitmaps, data, items, log, namespace, snapshots, superblocks, trees};
 
@@ -9,18 +9,25 @@ struct Pass {
     /// Passes that must have ended without errors. Otherwise this one would only report their
     /// consequences again.
     needs: &'static [PassId],
+    /// Whether it compares names, and so needs all nodes with names.
+    needs_names: bool,
     run: fn(&mut Checker<'_>) -> Result<(), FsckError>,
 }
 
+/// A pass that needs no other one.
+const fn pass(id: PassId, run: fn(&mut Checker<'_>) -> Result<(), FsckError>) -> Pass {
+    Pass { id, needs: &[], needs_names: false, run }
+}
+
 const PASSES: [Pass; 8] = [
-    Pass { id: PassId::Superblocks, needs: &[], run: superblocks::check },
-    Pass { id: PassId::Log, needs: &[], run: log::check },
-    Pass { id: PassId::Trees, needs: &[], run: trees::check },
-    Pass { id: PassId::Items, needs: &[], run: items::check },
-    Pass { id: PassId::Namespace, needs: &[PassId::Log, PassId::Trees], run: namespace::check },
-    Pass { id: PassId::Bitmaps, needs: &[PassId::Trees], run: bitmaps::check },
-    Pass { id: PassId::Snapshots, needs: &[], run: snapshots::check },
-    Pass { id: PassId::Data, needs: &[], run: data::check },
+    pass(PassId::Superblocks, superblocks::check),
+    pass(PassId::Log, log::check),
+    pass(PassId::Trees, trees::check),
+    pass(PassId::Items, items::check),
+    Pass { needs_names: true, ..pass(PassId::Namespace, namespace::check) },
+    Pass { needs: &[PassId::Trees], ..pass(PassId::Bitmaps, bitmaps::check) },
+    pass(PassId::Snapshots, snapshots::check),
+    pass(PassId::Data, data::check),
 ];
 
 /// Runs all passes in order.
@@ -34,7 +41,9 @@ pub(crate) fn run(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         if !is_wanted {
             continue;
         }
-        if let Some(&damaged) = pass.needs.iter().find(|&&needed| checker.has_errors(needed)) {
+        let damaged = pass.needs.iter().copied().find(|needed| checker.has_errors(*needed));
+        let lacks_names = pass.needs_names && checker.lost_nodes.iter().any(LostNode::hides_names);
+        if let Some(damaged) = damaged.or(lacks_names.then_some(PassId::Trees)) {
             let problem =
                 format!("pass {} was left out because pass {damaged} found errors", pass.id);
             checker.report.add(Finding::new(

@@ -392,6 +392,7 @@ impl Report {
         summary.lost.into_iter().for_each(|finding| report.add(finding));
         let counts = [
             (summary.rescued, "inodes without a name moved to /lost+found"),
+            (summary.copied, "blocks that were claimed twice were copied"),
             (summary.salvaged, "leaves of the file tree found again"),
         ];
         let counts = counts.into_iter().filter(|(count, _)| *count > 0);

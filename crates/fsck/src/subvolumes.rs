@@ -235,7 +235,9 @@ pub(crate) fn check_names(checker: &mut Checker<'_>, trees: &BTreeMap<TreeId, Fi
     for tree in trees.values() {
         for name in &tree.subvolume_names {
             let (id, directory) = (name.subvolume, tree.object(name.directory));
-            let problem = if !checker.subvolumes.contains_key(&id) {
+            // That it has no item has been reported.
+            let has_tree = trees.get(&id).is_some_and(|tree| tree.has_root);
+            let problem = if !checker.subvolumes.contains_key(&id) && !has_tree {
                 format!("an entry names subvolume {id}, which does not exist")
             } else {
                 names.entry(id).or_default().push(directory);

@@ -69,7 +69,7 @@ impl Files {
         }
         let up_to_start = key(FileBlock::FIRST)..=key(blocks.start);
         if let Some((first, value)) = self.store.trees.of(inode).last(up_to_start)? {
-            let extent = self.store.of_item(inode, &first, Extent::decode(&value))?;
+            let extent = self.store.of_item(inode, &first, Extent::decode_of(&first, &value))?;
             if first.file_block() + extent.blocks > blocks.start {
                 found.push((first.file_block(), extent));
             }
@@ -81,7 +81,7 @@ impl Files {
                     break;
                 }
                 let (key, value) = item?;
-                let extent = self.store.of_item(inode, &key, Extent::decode(&value))?;
+                let extent = self.store.of_item(inode, &key, Extent::decode_of(&key, &value))?;
                 found.push((key.file_block(), extent));
             }
         }

@@ -235,7 +235,7 @@ impl Files {
             }
             removed += 1;
             let extent = if key.kind == ItemKind::Extent as u8 {
-                Some(self.store.of_item(number, &key, Extent::decode(&value))?)
+                Some(self.store.of_item(number, &key, Extent::decode_of(&key, &value))?)
             } else {
                 None
             };

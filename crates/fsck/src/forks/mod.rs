@@ -26,6 +26,9 @@ pub(crate) struct Lineage {
     counted_elsewhere: Generation,
     /// Of a tree that is being removed: what stands in nodes wholly below this was given up.
     cursor: Key,
+    /// What is as old as the origin may also be of the tree itself: nothing is known of an origin,
+    /// or that of the item is impossible.
+    may_be_own: bool,
 }
 
 impl Lineage {
@@ -34,17 +37,20 @@ impl Lineage {
         origin: Some(Generation(u64::MAX)),
         counted_elsewhere: Generation(u64::MAX),
         cursor: Key::MIN,
+        may_be_own: true,
     };
 
-    /// Of a snapshot of the subvolume, or of its tree while it has a name.
-    pub(crate) fn of(item: &SubvolumeItem) -> Self {
+    /// Of a snapshot of the subvolume `id`, or of its tree while it has a name.
+    pub(crate) fn of(id: TreeId, item: &SubvolumeItem) -> Self {
         let origin = item.origin.map(|origin| origin.generation);
-        Self { origin, counted_elsewhere: origin.unwrap_or_default(), cursor: Key::MIN }
+        let may_be_own = item.origin.is_some_and(|origin| origin.subvolume >= id);
+        let counted_elsewhere = origin.unwrap_or_default();
+        Self { origin, counted_elsewhere, cursor: Key::MIN, may_be_own }
     }
 
     /// Of the tree of the subvolume that is being removed; `newest` is its newest snapshot, or 0.
-    pub(crate) fn of_dying(item: &SubvolumeItem, newest: Generation) -> Self {
-        let of = Self::of(item);
+    pub(crate) fn of_dying(id: TreeId, item: &SubvolumeItem, newest: Generation) -> Self {
+        let of = Self::of(id, item);
         let counted_elsewhere = of.counted_elsewhere.max(newest);
         Self { counted_elsewhere, cursor: item.cursor, ..of }
     }
@@ -76,7 +82,7 @@ impl Lineage {
     pub(crate) fn accepts(&self, node: &Node, tree: TreeId) -> bool {
         let is_ancestor = node.tree().holds_files() && node.tree() < tree;
         match self.is_of_origin(node.generation()) {
-            true => is_ancestor || *self == Self::UNKNOWN && node.tree() == tree,
+            true => is_ancestor || self.may_be_own && node.tree() == tree,
             false => node.tree() == tree,
         }
     }

@@ -1,19 +1,26 @@
 //! Decides which extents a repaired volume keeps: those within the volume that share no block with
-//! another. If some share a block, those whose data matches their checksums come first. What a fork
-//! has inherited is left alone here.
+//! another. If some share a block, those whose data matches their checksums come first; the others
+//! get copies, if there is room (`copies`). What a fork has inherited is left alone here.
 //!
 //! If two extents of one file hold data of the same file block, the one whose data matches its
 //! checksums gets the block, or else the newer one. The other one keeps the rest.
+use super::copies::Copier;
 use super::forks::Forks;
 use super::gather::{GatheredInode, GatheredTrees};
+use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::object::ObjectId;
 use crate::reader::{Reader, read_data};
 use cairn_format::{BLOCK_SIZE, Extent, ExtentKind, Generation, blocks_for_bytes, checksum};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Drops the extents that can't be kept.
-pub(super) fn sort_out(trees: &mut GatheredTrees, reader: &Reader<'_>, forks: &Forks) {
+/// Drops the extents that can't be kept, or copies them.
+pub(super) fn sort_out(
+    trees: &mut GatheredTrees,
+    reader: &Reader<'_>,
+    forks: &Forks,
+    copier: &mut Copier<'_>,
+) -> Result<(), FsckError> {
     for inode in inodes(trees) {
         let (mut end, mut overlap) = (0, false);
         inode.extents.retain(|&block, extent| {
@@ -55,7 +62,8 @@ pub(super) fn sort_out(trees: &mut GatheredTrees, reader: &Reader<'_>, forks: &F
             inodes.map(|inode| (*id, inode))
         });
         for (id, inode) in inodes {
-            inode.extents.retain(|_, extent| {
+            let mut dropped = Vec::new();
+            inode.extents.retain(|block, extent| {
                 if forks.has_inherited(id, extent.generation) {
                     return true;
                 }
@@ -71,11 +79,18 @@ pub(super) fn sort_out(trees: &mut GatheredTrees, reader: &Reader<'_>, forks: &F
                 let free = !extent.range().range().any(|block| kept.contains(block));
                 if free {
                     kept.insert(extent.range());
+                } else {
+                    dropped.push((*block, extent.clone()));
                 }
                 free
             });
+            for (block, extent) in dropped {
+                let copies = copier.copy(&extent)?.into_iter();
+                inode.extents.extend(copies.map(|(skip, copy)| (block + skip, copy)));
+            }
         }
     }
+    Ok(())
 }
 
 fn inodes(trees: &mut GatheredTrees) -> impl Iterator<Item = &mut GatheredInode> {
@@ -119,13 +134,11 @@ enum ClaimRound {
 }
 
 /// Cuts blocks that can't be read, or don't match their checksums, out of the files `given_up`.
-/// Returns how many.
 pub(super) fn drop_damaged(
     trees: &mut GatheredTrees,
     reader: &Reader<'_>,
     given_up: &BTreeSet<ObjectId>,
-) -> u64 {
-    let mut dropped = 0;
+) {
     for object in given_up {
         let tree = trees.get_mut(&object.subvolume);
         let Some(inode) = tree.and_then(|tree| tree.inodes.get_mut(&object.inode.0)) else {
@@ -133,7 +146,6 @@ pub(super) fn drop_damaged(
         };
         for (start, extent) in std::mem::take(&mut inode.extents) {
             let good = good_blocks(reader, &extent);
-            dropped += good.iter().filter(|good| !**good).count() as u64;
             let mut at = 0;
             for run in good.chunk_by(|one, other| one == other) {
                 if run[0] {
@@ -143,11 +155,10 @@ pub(super) fn drop_damaged(
             }
         }
     }
-    dropped
 }
 
 /// For each block, whether it can be read and matches its checksum.
-fn good_blocks(reader: &Reader<'_>, extent: &Extent) -> Vec<bool> {
+pub(super) fn good_blocks(reader: &Reader<'_>, extent: &Extent) -> Vec<bool> {
     if extent.kind != ExtentKind::Data {
         return vec![true; extent.blocks as usize];
     }

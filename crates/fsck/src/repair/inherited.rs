@@ -1,23 +1,26 @@
-//! What forks have inherited must be in the snapshots that they began as, which keep it.
+//! What forks have inherited must be in the snapshots that they began as, which keep it. The fork
+//! gets copies of the rest, if there is room (`copies`).
+use super::copies::Copier;
 use super::extents::verifies;
 use super::forks::Forks;
 use super::gather::GatheredTrees;
 use super::held_runs::{add, overlapping};
 use super::snapshots::References;
+use crate::FsckError;
 use crate::checker::Checker;
 use crate::reader::Reader;
 use cairn_format::{BlockNumber, BlockRange, DeadRun, Extent, InodeNumber, ItemKind, Key, Origin};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl References {
-    /// Step 2. Returns how many blocks the forks lose.
+    /// Step 2.
     pub(super) fn leave_foreign(
         &mut self,
         trees: &mut GatheredTrees,
         checker: &Checker<'_>,
         forks: &Forks,
-    ) -> u64 {
-        let mut dropped = 0;
+        copier: &mut Copier<'_>,
+    ) -> Result<(), FsckError> {
         for (&id, tree) in trees.iter_mut().filter(|(id, _)| forks.origin_of(**id).is_some()) {
             let foreign = checker.foreign.get(&id).into_iter().flatten();
             let foreign: BTreeSet<Key> = foreign.filter_map(|foreign| foreign.extent).collect();
@@ -39,7 +42,8 @@ impl References {
                     let parts = source.map_or(Vec::new(), |source| {
                         self.parts_of_source(&extent, source, &checker.reader)
                     });
-                    dropped += extent.blocks;
+                    let (start, end) = (extent.start.0, extent.range().end().0);
+                    let (mut missing, mut at) = (Vec::new(), start);
                     for (from, to) in parts {
                         let is_free = claimed
                             .range(..to)
@@ -47,15 +51,23 @@ impl References {
                             .is_none_or(|(_, end): (&u64, &u64)| *end <= from);
                         if is_free {
                             claimed.insert(from, to);
-                            dropped -= to - from;
-                            let skip = from - extent.start.0;
+                            let skip = from - start;
                             inode.extents.insert(block + skip, extent.slice(skip, to - from));
+                            missing.push((at, from));
+                            at = to;
                         }
+                    }
+                    missing.push((at, end));
+                    for (from, to) in missing.into_iter().filter(|(from, to)| from < to) {
+                        let skip = from - start;
+                        let copies = copier.copy(&extent.slice(skip, to - from))?.into_iter();
+                        let copies = copies.map(|(at, copy)| (block + skip + at, copy));
+                        inode.extents.extend(copies);
                     }
                 }
             }
         }
-        dropped
+        Ok(())
     }
 
     /// The parts of an inherited extent that the snapshot `source` has, as ranges of blocks. Where

@@ -9,6 +9,7 @@
 //!
 //! It needs memory for all items of the volume.
 mod amend;
+mod copies;
 mod extents;
 mod forks;
 mod found;
@@ -17,6 +18,7 @@ mod held_runs;
 mod inherited;
 mod kept_trees;
 mod losses;
+mod lost_parts;
 mod salvage;
 mod snapshots;
 mod subvolumes;
@@ -43,6 +45,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct RepairSummary {
     /// Inodes that moved to `lost+found`.
     pub(crate) rescued: u64,
+    /// Blocks that two claimed, and that now have a copy.
+    pub(crate) copied: u64,
     /// Leaves that only a damaged node had led to.
     pub(crate) salvaged: u64,
     /// Blocks of salvaged items that may have been removed before.
@@ -94,19 +98,21 @@ pub(crate) fn rebuild(
         return Ok(RepairResult::Impossible("nothing of the file tree can be read"));
     }
     let mut trees = gathered(items);
+    let readable = lost_parts::Readable::of(&trees, &checker.reader);
     let mut found = subvolumes::found(checker, &subvolume_items, &mut trees);
     let forks = forks::Forks::of(checker, &mut found, &trees);
     let (mut lost, mut losses) = losses::of(&trees, &checker.lost_nodes, &salvaged);
-    extents::sort_out(&mut trees, &checker.reader, &forks);
+    let superblock_index = checker.superblocks.index_of_newest();
+    let generation = next_generation(checker, superblock_index);
     let mut references = snapshots::References::of_snapshots(checker, &trees, &forks);
     lost.extend(references.take_dropped());
     subvolumes::bring_back(&references.with_damaged_newest(), &mut found, &mut trees);
-    let dropped = extents::drop_damaged(&mut trees, &checker.reader, given_up)
-        + references.leave_foreign(&mut trees, checker, &forks)
-        + references.cut_conflicts(&mut trees, &checker.reader, &forks);
-    losses.data_blocks = losses.data_blocks.saturating_add(dropped);
-    let superblock_index = checker.superblocks.index_of_newest();
-    let generation = next_generation(checker, superblock_index);
+    let used = [&allocation.used, &salvaged.nodes, &salvaged.found];
+    let mut copier = copies::Copier::new(checker, &trees, &references, used, generation);
+    extents::sort_out(&mut trees, &checker.reader, &forks, &mut copier)?;
+    extents::drop_damaged(&mut trees, &checker.reader, given_up);
+    references.leave_foreign(&mut trees, checker, &forks, &mut copier)?;
+    references.cut_conflicts(&mut trees, &checker.reader, &forks, &mut copier)?;
     let rules = amend::RepairRules {
         hash_seed: checker.superblock.hash_seed,
         generation,
@@ -115,6 +121,7 @@ pub(crate) fn rebuild(
     let mut next_inode = checker.counters.next_inode.clamp(INODE_FIRST, INODE_NUMBER_END);
     let find_homes = |trees: &GatheredTrees| subvolumes::homes(&found, trees);
     let rescued = amend::amend(&mut trees, &rules, find_homes, &mut next_inode);
+    lost.extend(readable.missing_in(&trees, &found, &forks, given_up, &mut losses));
     losses::add_paths(&trees, &mut lost);
     // The extents of inodes that turned out to be no files are gone.
     references.leave_to_subvolumes(&mut trees, generation, &forks);
@@ -165,6 +172,7 @@ pub(crate) fn rebuild(
     let dropped_nodes = dropped_nodes(checker, &salvaged);
     Ok(RepairResult::Repaired(RepairSummary {
         rescued,
+        copied: copier.copied,
         salvaged: salvaged.leaves,
         surplus_blocks: salvaged.surplus_blocks,
         unconfirmed_leaves: salvaged.unconfirmed_leaves,

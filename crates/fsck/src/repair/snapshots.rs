@@ -8,18 +8,21 @@
 //!    the last one that has it ([`References::of_snapshots`]). Where a snapshot's nodes can't be
 //!    read, the runs that stood in its lists are kept, too.
 //! 2. What forks have inherited must be among them (`inherited`).
-//! 3. Blocks that a subvolume has otherwise than its snapshots: it keeps them only if its data
-//!    matches the checksums ([`References::cut_conflicts`]).
+//! 3. Blocks that a subvolume has otherwise than its snapshots, or that those of another one have:
+//!    it gets copies, or keeps them only if its data matches the checksums
+//!    ([`References::cut_conflicts`]).
 //! 4. What a subvolume still has is no dead run ([`References::leave_to_subvolumes`]).
 //! 5. The rest makes the new lists ([`References::settle`]).
 //!
 //! If references contradict each other, a run is kept for more snapshots than have it; never for
 //! fewer. Memory: a few words for each run of blocks that snapshots have, and for each node.
+use super::copies::Copier;
 use super::extents::verifies;
 use super::forks::{Forks, can_stay};
 use super::gather::GatheredTrees;
 use super::held_runs::{HeldRun, HeldRuns, add, overlapping, take};
 use super::subvolumes::Subvolumes;
+use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::reader::Reader;
@@ -56,6 +59,14 @@ pub(super) struct NewLists {
     /// Those of the tree of dead runs; `None` if the volume has none.
     pub(super) dead: Option<Vec<(Key, Vec<u8>)>>,
     pub(super) next_list: u64,
+}
+
+/// Blocks of an extent that snapshots have otherwise.
+struct Conflict {
+    from: u64,
+    to: u64,
+    /// Whether they are a node, or those of another subvolume's snapshots.
+    is_of_others: bool,
 }
 
 /// Walks through the trees of one subvolume's snapshots.
@@ -137,56 +148,68 @@ impl References {
         }
     }
 
-    /// Step 3. Returns how many blocks the subvolumes lose.
+    /// Step 3.
     pub(super) fn cut_conflicts(
         &self,
         trees: &mut GatheredTrees,
         reader: &Reader<'_>,
         forks: &Forks,
-    ) -> u64 {
-        let mut dropped = 0;
+        copier: &mut Copier<'_>,
+    ) -> Result<(), FsckError> {
         for (&id, tree) in trees.iter_mut() {
             for inode in tree.inodes.values_mut() {
-                let is_bad = |extent: &Extent, (from, to): &(u64, u64)| {
-                    !verifies(reader, &extent.slice(from - extent.start.0, to - from))
-                };
-                let own =
-                    |(_, extent): &(&u64, &Extent)| !forks.has_inherited(id, extent.generation);
-                let bad_parts = |(&block, extent): (&u64, &Extent)| {
-                    let mut conflicts = self.conflicts(id, extent);
-                    conflicts.retain(|part| is_bad(extent, part));
+                let conflicts = |(&block, extent): (&u64, &Extent)| {
+                    let is_own = !forks.has_inherited(id, extent.generation);
+                    let conflicts = if is_own { self.conflicts(id, extent) } else { Vec::new() };
                     (!conflicts.is_empty()).then_some((block, conflicts))
                 };
-                let bad: Vec<_> = inode.extents.iter().filter(own).filter_map(bad_parts).collect();
-                for (block, conflicts) in bad {
+                let of_inode: Vec<_> = inode.extents.iter().filter_map(conflicts).collect();
+                for (block, conflicts) in of_inode {
                     let Some(extent) = inode.extents.remove(&block) else { continue };
-                    let (mut at, end) = (extent.start.0, extent.range().end().0);
-                    dropped += conflicts.iter().map(|(from, to)| to - from).sum::<u64>();
                     let mut keep = |from: u64, to: u64| {
                         if from < to {
                             let skip = from - extent.start.0;
                             inode.extents.insert(block + skip, extent.slice(skip, to - from));
                         }
                     };
-                    for (from, to) in conflicts {
+                    let (mut at, mut copies) = (extent.start.0, Vec::new());
+                    for Conflict { from, to, is_of_others } in conflicts {
+                        let skip = from - extent.start.0;
+                        let part = extent.slice(skip, to - from);
+                        let is_good = verifies(reader, &part);
+                        if is_good && !is_of_others {
+                            continue;
+                        }
+                        let copied = copier.copy(&part)?;
+                        if is_good && copied.is_empty() {
+                            continue;
+                        }
                         keep(at, from);
                         at = to;
+                        copies
+                            .extend(copied.into_iter().map(|(at, copy)| (block + skip + at, copy)));
                     }
-                    keep(at, end);
+                    keep(at, extent.range().end().0);
+                    inode.extents.extend(copies);
                 }
             }
         }
-        dropped
+        Ok(())
     }
 
-    /// The parts of an extent that snapshots have otherwise, as ranges of blocks.
-    fn conflicts(&self, id: TreeId, extent: &Extent) -> Vec<(u64, u64)> {
+    /// The parts of an extent that snapshots have otherwise.
+    fn conflicts(&self, id: TreeId, extent: &Extent) -> Vec<Conflict> {
         let (start, end) = (extent.start.0, extent.range().end().0);
         let other = |(_, run): &(u64, HeldRun)| {
             (run.subvolume, run.birth, run.is_node) != (id, extent.generation, false)
         };
         let overlapping = overlapping(&self.runs, start, end).filter(other);
-        overlapping.map(|(from, run)| (from.max(start), run.end.min(end))).collect()
+        let conflict = |(from, run): (u64, HeldRun)| Conflict {
+            from: from.max(start),
+            to: run.end.min(end),
+            is_of_others: run.subvolume != id || run.is_node,
+        };
+        overlapping.map(conflict).collect()
     }
 
     /// Step 4, when it is settled what the subvolumes have.

@@ -76,7 +76,9 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
             // What a fork's snapshot has from the origin can be read if that snapshot can.
             let of_origin = checker.subvolumes.get(&id).and_then(|item| item.origin);
             let lacks_inherited = of_origin.is_some_and(|origin| {
-                checker.snapshots.damaged.contains(&(origin.subvolume, origin.generation))
+                let of = all.get(&origin.subvolume);
+                !of.is_some_and(|of| of.snapshots.contains_key(&origin.generation))
+                    || checker.snapshots.damaged.contains(&(origin.subvolume, origin.generation))
             });
             let is_readable = of_origin.is_none() || !is_damaged && !lacks_inherited;
             if below.is_whole && is_readable && total <= CHECKED_WHOLE_MAX {

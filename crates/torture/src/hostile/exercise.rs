@@ -16,7 +16,7 @@
 //! the same blocks, or two extents of the file the same part of it: then what reading gives depends
 //! on where it begins.
 use super::lineages;
-use super::loss::loss;
+use super::loss::{Reports, loss};
 use super::overlay::OverlayDevice;
 use super::walk::{Found, change, going_on, walk};
 use crate::second_reader;
@@ -305,7 +305,9 @@ fn repair(
     if !read_before.complete || !read_after.complete {
         return Ok(());
     }
-    match loss(before, &read_before, &read_after) {
+    let has_several = volume.superblock().features.has_subvolumes();
+    let reports = Reports { check: before, repair: has_several.then_some(&repaired) };
+    match loss(reports, &read_before, &read_after) {
         Some(loss) => Err(format!("{loss}:\n{repaired}\nbefore:\n{before}")),
         None => Ok(()),
     }

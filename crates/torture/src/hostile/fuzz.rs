@@ -8,7 +8,7 @@
 //! Inputs run on a thread of their own. One that does not end in time is a finding, and its thread
 //! is left behind. A panic on any thread is one, too. Process-wide state: while it runs, panics are
 //! collected instead of printed; one run at a time.
-use super::images::{BaseImage, first_byte, one_subvolume};
+use super::images::{BaseImage, first_byte};
 use super::input::{mutate, shrink};
 use super::{to_hex, try_input};
 use cairn_environment::clock::{Monotonic, now_monotonic};
@@ -47,8 +47,6 @@ pub struct FuzzOptions {
     pub corpus: Vec<Vec<u8>>,
     /// Nothing else: neither the unchanged volumes before, nor new inputs.
     pub only_corpus: bool,
-    /// New inputs also mean volumes with several subvolumes, snapshots and forks.
-    pub several_subvolumes: bool,
     /// An input that takes longer is a finding.
     pub time_per_input_max: Duration,
     /// Looks for inputs that make memory run out.
@@ -67,7 +65,6 @@ impl Default for FuzzOptions {
             runs_max: u64::MAX,
             corpus: Vec::new(),
             only_corpus: false,
-            several_subvolumes: false,
             time_per_input_max: Duration::from_secs(60),
             allocations: None,
             findings_max: 10,
@@ -274,16 +271,10 @@ impl Fuzzer<'_> {
             }
             let input = given.get(turn).cloned().unwrap_or_else(|| {
                 let mut input = mutate(&self.corpus, &mut random);
-                let several = self.options.several_subvolumes;
-                if let Some(first) = input.first_mut() {
-                    // Most inputs that are kept with the code are of the first images.
-                    *first = match several.then(|| random.below(2 * self.bases.len() as u64)) {
-                        None => one_subvolume(*first),
-                        Some(image) if image < self.bases.len() as u64 => {
-                            first_byte(image as usize)
-                        }
-                        Some(_) => *first,
-                    };
+                // Most inputs that are kept with the code are of the first images.
+                let image = random.below(2 * self.bases.len() as u64) as usize;
+                if let Some(first) = input.first_mut().filter(|_| image < self.bases.len()) {
+                    *first = first_byte(image);
                 }
                 input
             });

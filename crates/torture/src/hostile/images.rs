@@ -38,11 +38,6 @@ pub fn chosen(byte: u8) -> usize {
     later.filter(|later| *later < IMAGES.len()).unwrap_or(usize::from(byte) % FIRST)
 }
 
-/// The byte, or one of another image, if it names one with several subvolumes.
-pub fn one_subvolume(byte: u8) -> u8 {
-    if chosen(byte) < FIRST { byte } else { byte % FIRST as u8 }
-}
-
 /// A byte that names an image.
 pub fn first_byte(image: usize) -> u8 {
     match image.checked_sub(FIRST) {

@@ -1,0 +1,132 @@
+//! Second copies of what two claim: where a block can stay with one of them only, the other one
+//! gets blocks of its own, with the same data.
+//!
+//! Copies go to clusters that nothing refers to and that no bitmap marks used, before the repair's
+//! superblock is written: a crash leaves the volume as it was. They take at most half of what the
+//! new trees leave free. What finds no room is lost, and named.
+use super::extents::good_blocks;
+use super::gather::GatheredTrees;
+use super::snapshots::References;
+use super::write::file_items;
+use crate::FsckError;
+use crate::block_set::BlockSet;
+use crate::checker::Checker;
+use crate::reader::{Reader, read_data, write_block};
+use cairn_format::{
+    BlockNumber, BlockRange, Extent, ExtentKind, Generation, NODE_BLOCKS, NODE_SIZE,
+};
+
+/// Bytes in an item besides its value, and more.
+const ITEM_BYTES: usize = 32;
+/// Nodes of the trees that have no items of files, and inner nodes of small trees.
+const OTHER_NODES: usize = 16;
+
+/// Finds room for copies.
+pub(super) struct Copier<'a> {
+    reader: Reader<'a>,
+    /// The repair's transaction.
+    generation: Generation,
+    /// Free runs, the last one first: where they begin and end.
+    free: Vec<(u64, u64)>,
+    /// Blocks that may still be used.
+    left: u64,
+    /// Blocks that were copied.
+    pub(super) copied: u64,
+}
+
+impl<'a> Copier<'a> {
+    /// Uses none of the blocks in `used`, nor those that `trees`, the check or snapshots refer to.
+    pub(super) fn new(
+        checker: &Checker<'a>,
+        trees: &GatheredTrees,
+        references: &References,
+        used: [&BlockSet; 3],
+        generation: Generation,
+    ) -> Self {
+        let reader = checker.reader;
+        let mut claimed = BlockSet::new(reader.blocks_present());
+        references.add_blocks(&mut claimed);
+        let (mut bytes, mut nodes) = (0, OTHER_NODES);
+        for tree in trees.values() {
+            let items = file_items(tree);
+            bytes += items.iter().map(|(_, value)| value.len() + ITEM_BYTES).sum::<usize>();
+            nodes += 1;
+            let extents = tree.inodes.values().flat_map(|inode| inode.extents.values());
+            for extent in extents.filter(|extent| reader.contains(extent.range())) {
+                claimed.insert(extent.range());
+            }
+        }
+        bytes += references.runs.len() * ITEM_BYTES;
+        // Each node but the last of its level is half full at least.
+        nodes += 4 * bytes / NODE_SIZE;
+        let is_used = |block: u64| {
+            let mut all = used.iter().copied().chain([&claimed, &checker.referenced]);
+            all.any(|set| set.contains(block))
+        };
+        let allocatable = checker.superblock.geometry.allocatable().range();
+        let last = allocatable.end.min(reader.blocks_present());
+        let (mut free, mut blocks) = (Vec::<(u64, u64)>::new(), 0);
+        for start in (allocatable.start..last).step_by(NODE_BLOCKS as usize) {
+            let end = start + NODE_BLOCKS;
+            if end > last || (start..end).any(is_used) {
+                continue;
+            }
+            blocks += NODE_BLOCKS;
+            match free.last_mut() {
+                Some(run) if run.1 == start => run.1 = end,
+                _ => free.push((start, end)),
+            }
+        }
+        let left = blocks.saturating_sub(nodes as u64 * NODE_BLOCKS) / 2;
+        Self { reader, generation, free, left, copied: 0 }
+    }
+
+    /// Copies the blocks of an extent that can be read and match their checksums. Returns the
+    /// copies, and where in the extent each begins.
+    pub(super) fn copy(&mut self, extent: &Extent) -> Result<Vec<(u64, Extent)>, FsckError> {
+        let mut copies = Vec::new();
+        // Preallocated blocks may be more than the device has.
+        if extent.blocks > self.left {
+            return Ok(copies);
+        }
+        let good = good_blocks(&self.reader, extent);
+        let mut at = 0;
+        for run in good.chunk_by(|one, other| one == other) {
+            let (first, end) = (at, at + run.len() as u64);
+            at = end;
+            let mut skip = first;
+            while run[0]
+                && skip < end
+                && let Some(range) = self.take(end - skip)
+            {
+                let copy = self.copy_to(&extent.slice(skip, range.blocks), range.start)?;
+                copies.push((skip, copy));
+                skip += range.blocks;
+            }
+        }
+        Ok(copies)
+    }
+
+    fn copy_to(&mut self, part: &Extent, start: BlockNumber) -> Result<Extent, FsckError> {
+        if part.kind == ExtentKind::Data {
+            let data = read_data(self.reader.device, part.range(), &part.checksums)?;
+            write_block(self.reader.device, start, &data)?;
+        }
+        self.copied += part.blocks;
+        let (generation, written) = (self.generation, self.generation);
+        Ok(Extent { start, generation, written, ..part.clone() })
+    }
+
+    /// At most so many free blocks.
+    fn take(&mut self, blocks: u64) -> Option<BlockRange> {
+        let run = self.free.last_mut()?;
+        let taken = blocks.min(run.1 - run.0).min(self.left);
+        let range = BlockRange::new(BlockNumber(run.0), taken);
+        run.0 += taken;
+        self.left -= taken;
+        if run.0 == run.1 {
+            self.free.pop();
+        }
+        (taken > 0).then_some(range)
+    }
+}
