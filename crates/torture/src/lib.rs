@@ -69,6 +69,7 @@ pub mod second_reader;
 pub mod sequence;
 pub mod several_clients;
 mod shape;
+pub mod share;
 pub mod silent;
 #[cfg(feature = "shuttle")]
 pub mod simulation;

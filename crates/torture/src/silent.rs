@@ -20,6 +20,7 @@ use crate::lying::{Lie, Lying, Met};
 use crate::operation::{Base, Name, Operation, Path, Target, XattrSet};
 use crate::search::open;
 use crate::sequence::{Performer, Start, quiet_options};
+use crate::share::Share;
 use crate::systematic::{self, STEPS};
 use crate::verdict::{judge_found, own_bytes};
 use cairn_blockdev::simulated::{CrashExplorer, Fate, RequestInfo};
@@ -169,11 +170,11 @@ struct Subject {
     used: Vec<u64>,
 }
 
-/// Lies about every write and flush, one at a time.
+/// Lies about every write and flush of the `share`, one at a time.
 ///
 /// # Errors
 /// An honest device does not do what it should. Findings are in the report.
-pub fn run(seed: u64) -> Result<SilentReport, String> {
+pub fn run(seed: u64, share: Share) -> Result<SilentReport, String> {
     let start = Start::new(&setup())?;
     let operations = workload(&start);
     let map = Map::of(&start, &operations)?;
@@ -184,7 +185,7 @@ pub fn run(seed: u64) -> Result<SilentReport, String> {
     }
     let mut report = SilentReport::default();
     for kind in Kind::ALL {
-        for after in 0.. {
+        for after in (0..).filter(|after| share.has(*after)) {
             let mut random = Seeded::new(seed ^ after);
             let what = format!("{kind:?} number {after}");
             let result = catch_unwind(AssertUnwindSafe(|| subject.one(kind, after, &mut random)));

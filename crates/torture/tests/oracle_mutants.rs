@@ -1,13 +1,15 @@
 //! The instruments are not blind: of each deliberate fault of an oracle ([`Sabotage`]) a run fails,
 //! by a floor of what it must check, or by a wrong state that was planted and accepted.
 //!
-//! Each row of the tables says by which. The same runs without sabotage pass.
+//! Each row of the tables says by which. The same runs without sabotage pass. `CAIRN_SHARE=3` tries
+//! one fault in three.
 use cairn_environment::atomic::AtomicBool;
 use cairn_torture::campaign::{CampaignOptions, CampaignReport, Source, run};
 use cairn_torture::crash::{CrashFinding, CrashOptions, CrashReport, run_sabotaged};
 use cairn_torture::medium::Medium;
 use cairn_torture::sabotage::Sabotage;
 use cairn_torture::seed_from_environment;
+use cairn_torture::share::Share;
 use std::sync::Arc;
 
 /// What fails in a run with a sabotaged oracle.
@@ -63,6 +65,16 @@ const SEARCHES: &[(Sabotage, Killer)] = &[
     (Sabotage::ErrorsAreFine, Planted("bytes from nowhere")),
 ];
 
+/// Those rows whose faults are tried.
+fn shared(rows: &[(Sabotage, Killer)]) -> impl Iterator<Item = (Sabotage, Killer)> {
+    let share = Share::from_environment(seed_from_environment());
+    let (mut number, mut last) = (0, None);
+    rows.iter().copied().filter(move |(sabotage, _)| {
+        number += u64::from(last.replace(*sabotage).is_some_and(|last| last != *sabotage));
+        share.has(number)
+    })
+}
+
 fn search(sabotage: Sabotage) -> CampaignReport {
     let mut options = CampaignOptions { sabotage, ..CampaignOptions::new(seed_from_environment()) };
     options.findings_max = usize::MAX;
@@ -101,7 +113,7 @@ fn survives(
 fn sabotaged_searches_fail() {
     let mut last: Option<(Sabotage, Vec<String>, Vec<String>)> = None;
     let mut survivors = Vec::new();
-    for &(sabotage, killer) in SEARCHES {
+    for (sabotage, killer) in shared(SEARCHES) {
         if last.as_ref().is_none_or(|(of, ..)| *of != sabotage) {
             let report = search(sabotage);
             let findings = report.findings.into_iter().map(|finding| finding.problem);
@@ -154,7 +166,7 @@ fn random_runs(sabotage: Sabotage) -> (CrashReport, Option<CrashFinding>) {
 #[test]
 fn sabotaged_random_runs_fail() {
     let mut survivors = Vec::new();
-    for &(sabotage, killer) in RANDOM_RUNS {
+    for (sabotage, killer) in shared(RANDOM_RUNS) {
         let (report, finding) = random_runs(sabotage);
         let findings: Vec<String> = finding.into_iter().map(|finding| finding.problem).collect();
         survivors.extend(survives(sabotage, killer, &report.too_little(), &findings));

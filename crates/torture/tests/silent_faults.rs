@@ -1,5 +1,7 @@
 //! A device that lies once, about any of the requests of a run: see `cairn_torture::silent`.
+//! `CAIRN_SHARE=3` tries one request in three.
 use cairn_torture::seed_from_environment;
+use cairn_torture::share::Share;
 use cairn_torture::silent::{Kind, Outcomes, run};
 use cairn_torture::watchdog::Watchdog;
 use std::time::Duration;
@@ -7,7 +9,8 @@ use std::time::Duration;
 #[test]
 fn every_request_is_lied_about() {
     let _watchdog = Watchdog::new("a device that lies".into(), Duration::from_secs(600));
-    let report = run(seed_from_environment()).unwrap_or_else(|error| panic!("{error}"));
+    let seed = seed_from_environment();
+    let report = run(seed, Share::from_environment(seed)).unwrap_or_else(|error| panic!("{error}"));
     eprintln!("{:16} {:12} lies states unharmed older fsck told refused", "lie", "of");
     for ((kind, structure), row) in &report.rows {
         eprintln!(
