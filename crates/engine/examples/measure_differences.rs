@@ -11,9 +11,9 @@
 //! *names* makes, removes and renames files. Each file is in the directory that was made last
 //! (*near*), or in any one, all of which were made before it (*far*).
 //!
-//! At last, ten times CHANGES files are written in a fork, which is applied; before that, the commit
-//! of one change is measured. This happens [`ROUNDS`] times, and as often with the volume opened
-//! again after the writing.
+//! At last, ten times CHANGES files are written in a fork, which is applied; before that, the
+//! commit of one change is measured. This happens [`ROUNDS`] times, and as often with the volume
+//! opened again after the writing.
 use cairn_blockdev::{FileDevice, OpenMode};
 use cairn_engine::{
     Apply, FileType, InodeId, NewInode, RenameMode, Result, Volume, VolumeOptions, Winner, mkfs,
