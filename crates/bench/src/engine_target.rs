@@ -3,7 +3,7 @@
 //!
 //! Invariant: every reference on an inode that a lookup or a creation takes is given back, when its
 //! guard is dropped.
-use crate::target::{Entry, Open, Status, Target, TargetFile};
+use crate::target::{Entry, Open, Status, Subvolumes, Target, TargetFile};
 use cairn_engine::{
     AttributeChange, Attributes, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode,
     TimeChange, Timestamp, Volume,
@@ -198,12 +198,48 @@ impl Target for EngineTarget {
         self.volume.sync().map_err(error_of)
     }
 
+    fn subvolumes(&self) -> Option<&dyn Subvolumes> {
+        Some(self)
+    }
+
     fn statistics(&self) -> Option<serde_json::Value> {
         serde_json::to_value(self.volume.statistics()).ok()
     }
 
     fn close(&self) -> io::Result<()> {
         self.volume.close().map_err(error_of)
+    }
+}
+
+impl Subvolumes for EngineTarget {
+    fn make(&self, path: &str) -> io::Result<()> {
+        let (parent, name) = self.parent(path)?;
+        let file_type = FileType::Directory;
+        let new = NewInode { file_type, mode: 0o700, uid: 0, gid: 0, device: 0, target: None };
+        let made = self.volume.create_subvolume(parent.inode, name.as_bytes(), &new);
+        made.map(|made| self.volume.forget(made.inode, 1)).map_err(error_of)
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        let (parent, name) = self.parent(path)?;
+        self.volume.remove_subvolume(parent.inode, name.as_bytes()).map_err(error_of)
+    }
+
+    fn fork(&self, path: &str, new: &str) -> io::Result<()> {
+        let (source, (parent, name)) = (self.walk(path)?, self.parent(new)?);
+        let made = self.volume.fork(source.inode, parent.inode, name.as_bytes());
+        made.map(|made| self.volume.forget(made.inode, 1)).map_err(error_of)
+    }
+
+    fn snapshot(&self, path: &str, name: &str) -> io::Result<()> {
+        let root = self.walk(path)?;
+        self.volume.create_snapshot(root.inode, name.as_bytes()).map(drop).map_err(error_of)
+    }
+
+    fn delete_snapshot(&self, path: &str, name: &str) -> io::Result<()> {
+        let root = self.walk(path)?;
+        let (subvolume, _) = self.volume.subvolume_of(root.inode).map_err(error_of)?;
+        self.volume.delete_snapshot(subvolume, name.as_bytes()).map_err(error_of)
     }
 }
 

@@ -1,5 +1,6 @@
 //! A directory of any mounted file system, through the system calls that programs use.
-use crate::target::{Entry, Open, Status, Target, TargetFile};
+use crate::target::{Entry, Open, Status, Subvolumes, Target, TargetFile};
+use cairn_fuse::{MountError, snapshots, subvolumes};
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -121,12 +122,47 @@ impl Target for PosixTarget {
         Ok(rustix::fs::syncfs(File::open(&self.root)?)?)
     }
 
+    fn subvolumes(&self) -> Option<&dyn Subvolumes> {
+        Some(self)
+    }
+
     fn statistics(&self) -> Option<serde_json::Value> {
         None
     }
 
     fn close(&self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+fn error_of(error: MountError) -> io::Error {
+    match error {
+        MountError::Refused { errno, .. } => errno.into(),
+        error => io::Error::other(error.to_string()),
+    }
+}
+
+/// In a mount of Cairn's.
+impl Subvolumes for PosixTarget {
+    fn make(&self, path: &str) -> io::Result<()> {
+        subvolumes::create_subvolume(&self.at(path)).map_err(error_of)
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        subvolumes::remove_subvolume(&self.at(path)).map_err(error_of)
+    }
+
+    fn fork(&self, path: &str, new: &str) -> io::Result<()> {
+        subvolumes::fork(&self.at(path), &self.at(new)).map_err(error_of)
+    }
+
+    fn snapshot(&self, path: &str, name: &str) -> io::Result<()> {
+        let made = snapshots::create_snapshot(&self.at(path), name.as_bytes());
+        made.map(drop).map_err(error_of)
+    }
+
+    fn delete_snapshot(&self, path: &str, name: &str) -> io::Result<()> {
+        snapshots::delete_snapshot(&self.at(path), name.as_bytes()).map_err(error_of)
     }
 }
 

@@ -94,6 +94,10 @@ pub trait Target: Send + Sync {
     /// # Errors
     /// Those of syncfs(2).
     fn sync_all(&self) -> io::Result<()>;
+    /// Its subvolumes and snapshots; `None` for a file system that is known to have none.
+    fn subvolumes(&self) -> Option<&dyn Subvolumes> {
+        None
+    }
     /// Counters of the engine; `None` where there are none.
     fn statistics(&self) -> Option<serde_json::Value>;
     /// Ends the use of the target.
@@ -101,6 +105,35 @@ pub trait Target: Send + Sync {
     /// # Errors
     /// When something could not be made durable.
     fn close(&self) -> io::Result<()>;
+}
+
+/// Subvolumes of a target, with snapshots and forks. Each is durable when the function returns.
+pub trait Subvolumes: Send + Sync {
+    /// Makes an empty one.
+    ///
+    /// # Errors
+    /// Those of mkdir(2); when the target is no volume of Cairn's.
+    fn make(&self, path: &str) -> io::Result<()>;
+    /// Removes one with everything in it.
+    ///
+    /// # Errors
+    /// When it has snapshots.
+    fn remove(&self, path: &str) -> io::Result<()>;
+    /// Makes a fork of the one at `path`.
+    ///
+    /// # Errors
+    /// Those of mkdir(2).
+    fn fork(&self, path: &str, new: &str) -> io::Result<()>;
+    /// Makes a snapshot of the one at `path`.
+    ///
+    /// # Errors
+    /// When it has one of this name.
+    fn snapshot(&self, path: &str, name: &str) -> io::Result<()>;
+    /// Deletes a snapshot of the one at `path`.
+    ///
+    /// # Errors
+    /// When there is none.
+    fn delete_snapshot(&self, path: &str, name: &str) -> io::Result<()>;
 }
 
 /// An open file or directory; dropping it closes it.

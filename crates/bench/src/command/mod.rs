@@ -39,8 +39,8 @@ enum Command {
 /// Run one load against a directory or the engine.
 ///
 /// Loads: fsync-write, small-durable-files, fs_mark, create-walk-unlink, device-limit, dbench,
-/// fsync-happy, isolation, one-file-fsync, round-trip. Each works in a directory of its own inside
-/// the target, and removes it.
+/// fsync-happy, isolation, one-file-fsync, round-trip, snapshots, snapshot-deletion. Each works in
+/// a directory of its own inside the target, and removes it.
 #[derive(Parser)]
 struct Run {
     /// Name of the load.
@@ -53,7 +53,8 @@ struct Run {
     target: TargetSpec,
     #[command(flatten)]
     load: Load,
-    /// Files for each client (fs_mark, create-walk-unlink).
+    /// Files for each client (fs_mark, create-walk-unlink, snapshots); snapshots
+    /// (snapshot-deletion).
     #[arg(long, value_name = "N")]
     files: Option<u64>,
     /// Size of a file (fs_mark).
@@ -70,6 +71,10 @@ struct Run {
     /// (dbench).
     #[arg(long)]
     run_queue: bool,
+    /// Have the load work in a subvolume with N snapshots, then in one without any; the result has
+    /// the ratio.
+    #[arg(long, value_name = "N")]
+    snapshots: Option<u64>,
 }
 
 #[derive(clap::Args)]
@@ -208,6 +213,7 @@ fn run_load(run: &Run, interrupt: Interrupt) -> anyhow::Result<()> {
         directories: run.directories,
         sync_method,
         run_queue: run.run_queue,
+        snapshots: run.snapshots,
         ..run.load.settings(interrupt)
     };
     let report = run.workload.run_observed(&run.target, &settings, recorded_command())?;

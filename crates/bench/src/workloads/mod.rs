@@ -10,6 +10,8 @@ mod isolation;
 mod one_file_fsync;
 mod round_trip;
 mod small_durable_files;
+mod snapshot_deletion;
+mod snapshots;
 pub(crate) mod tight_volume;
 #[cfg(test)]
 mod workload_tests;
@@ -55,11 +57,15 @@ pub enum Workload {
     OneFileFsync,
     /// What no cache answers, and needs no work: the way to the file system and back.
     RoundTrip,
+    /// Snapshots and forks, beside small fsyncs.
+    Snapshots,
+    /// Deletions of snapshots, in three orders.
+    SnapshotDeletion,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 10] = [
+    pub const ALL: [Workload; 12] = [
         Workload::FsyncWrite,
         Workload::SmallDurableFiles,
         Workload::FsMark,
@@ -70,6 +76,8 @@ impl Workload {
         Workload::Isolation,
         Workload::OneFileFsync,
         Workload::RoundTrip,
+        Workload::Snapshots,
+        Workload::SnapshotDeletion,
     ];
 
     /// Its name on the command line.
@@ -85,6 +93,8 @@ impl Workload {
             Workload::Isolation => "isolation",
             Workload::OneFileFsync => "one-file-fsync",
             Workload::RoundTrip => "round-trip",
+            Workload::Snapshots => "snapshots",
+            Workload::SnapshotDeletion => "snapshot-deletion",
         }
     }
 
@@ -95,6 +105,11 @@ impl Workload {
     /// cleaned up all the same.
     pub fn run(self, spec: &TargetSpec, settings: &Settings) -> anyhow::Result<Report> {
         settings.check()?;
+        ensure!(
+            settings.snapshots.is_none() || self.can_have_snapshots(),
+            "{} has no ratio to a run without snapshots; leave out --snapshots",
+            self.name()
+        );
         if self == Workload::DeviceLimit {
             return device_limit::run(spec, settings);
         }
@@ -103,10 +118,36 @@ impl Workload {
         }
         let report = run_on_target(self, spec, settings, FlushMode::Real)?;
         if self == Workload::FsyncHappy {
-            fsync_happy::with_loss(report, spec, settings)
-        } else {
-            Ok(report)
+            return fsync_happy::with_loss(report, spec, settings);
         }
+        match settings.snapshots {
+            Some(count) => self.with_ratio(report, count, spec, settings),
+            None => Ok(report),
+        }
+    }
+
+    fn can_have_snapshots(self) -> bool {
+        use Workload::*;
+        !matches!(self, DeviceLimit | Isolation | FsyncHappy | Snapshots | SnapshotDeletion)
+    }
+
+    /// Runs it once more without snapshots, and adds the ratio to the report.
+    fn with_ratio(
+        self,
+        mut report: Report,
+        count: u64,
+        spec: &TargetSpec,
+        settings: &Settings,
+    ) -> anyhow::Result<Report> {
+        let settings = Settings { snapshots: Some(0), ..settings.clone() };
+        let without = run_on_target(self, spec, &settings, FlushMode::Real)?.throughput;
+        let ratio = if without.value > 0.0 { report.throughput.value / without.value } else { 0.0 };
+        report.figures.extend([
+            Figure::new("snapshots of the load's folder", count as f64, ""),
+            Figure::new("throughput without any", without.value, without.unit),
+            Figure::new("ratio", ratio, ""),
+        ]);
+        Ok(report)
     }
 
     /// Runs it as [`run`](Self::run) does, and notes in the report when and where it ran, by which
@@ -191,6 +232,8 @@ pub struct Settings {
     pub loadfile: Option<PathBuf>,
     /// Whether `dbench` also reports latencies without the time in which a thread had no CPU.
     pub run_queue: bool,
+    /// The load's folder is a subvolume with so many snapshots.
+    pub snapshots: Option<u64>,
     /// How the engine shares flushes.
     pub policy: FlushPolicy,
     /// How the engine differs from its defaults.
@@ -210,6 +253,7 @@ impl Default for Settings {
             sync_method: SyncMethod::FsyncEach,
             loadfile: None,
             run_queue: false,
+            snapshots: None,
             policy: FlushPolicy::Auto,
             engine: EngineSettings::default(),
             interrupt: Interrupt::default(),
@@ -313,7 +357,21 @@ fn run_on_target(
     flushes: FlushMode,
 ) -> anyhow::Result<Report> {
     run_in_folder(workload.name(), spec, settings, flushes, |place| {
-        generate(workload, place, settings)
+        let Some(count) = settings.snapshots else { return generate(workload, place, settings) };
+        // The folder that is there stays empty.
+        let inner = Place { target: place.target.clone(), folder: place.path("subvolume") };
+        let subvolumes = snapshots::of(&*place.target)?;
+        subvolumes.make(&inner.folder).context("a subvolume cannot be made")?;
+        let ran = snapshots::make_many(&inner, settings, count)
+            .and_then(|()| generate(workload, &inner, settings));
+        if spec.vanishes() {
+            return ran;
+        }
+        // Also after an interruption.
+        let lasting = Settings { interrupt: Interrupt::default(), ..settings.clone() };
+        let cleaned = snapshots::delete_many(&inner, &lasting, count)
+            .and_then(|()| Ok(subvolumes.remove(&inner.folder)?));
+        with_end(ran, cleaned.with_context(|| format!("{} is left behind", inner.folder)))
     })
 }
 
@@ -401,6 +459,8 @@ fn generate(workload: Workload, place: &Place, settings: &Settings) -> anyhow::R
         Workload::Isolation => isolation::run(place, settings),
         Workload::OneFileFsync => one_file_fsync::run(place, settings),
         Workload::RoundTrip => round_trip::run(place, settings),
+        Workload::Snapshots => snapshots::run(place, settings),
+        Workload::SnapshotDeletion => snapshot_deletion::run(place, settings),
         Workload::DeviceLimit => unreachable!("it needs a device, not a target"),
     }
 }

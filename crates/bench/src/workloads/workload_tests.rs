@@ -34,6 +34,9 @@ Unlink "\clients\client1\B.DOC" 0x6 NT_STATUS_OK
 Rmdir "\clients\client1" NT_STATUS_OK
 "#;
 
+/// No directory of another file system can run these.
+const NEED_SNAPSHOTS: [Workload; 2] = [Workload::Snapshots, Workload::SnapshotDeletion];
+
 fn settings(folder: &Path) -> Settings {
     let loadfile = folder.join("load.txt");
     fs::write(&loadfile, LOAD).unwrap();
@@ -78,6 +81,11 @@ fn every_load_runs_on_every_target_and_cleans_up() {
     drop(image);
     for spec in targets(folder.path()) {
         for workload in Workload::ALL {
+            if NEED_SNAPSHOTS.contains(&workload) && matches!(spec, TargetSpec::Directory(_)) {
+                let refused = format!("{:#}", workload.run(&spec, &settings).unwrap_err());
+                assert!(refused.contains("Cairn") || refused.contains("engine:"), "{refused}");
+                continue;
+            }
             let run = |settings: &Settings| {
                 workload.run(&spec, settings).unwrap_or_else(|error| {
                     panic!("{} on {}: {error:#}", workload.name(), spec.name())
@@ -243,4 +251,31 @@ fn mistakes_get_clear_messages() {
     let memory = TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 64 << 20 });
     let error = format!("{:#}", Workload::Dbench.run(&memory, &missing).unwrap_err());
     assert!(error.contains("--loadfile"), "{error}");
+}
+
+#[test]
+fn a_load_runs_in_a_subvolume_with_snapshots_and_leaves_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
+    let image = FileDevice::create(&path, 64 << 20).unwrap();
+    mkfs(&image, &MkfsOptions::default()).unwrap();
+    drop(image);
+    let spec = TargetSpec::Engine(DeviceSpec::Image { path, size_bytes: 64 << 20 });
+    let settings = Settings { snapshots: Some(70), ..settings(folder.path()) };
+    let report = Workload::FsMark.run(&spec, &settings).unwrap();
+    let figure = |name: &str| report.figures.iter().find(|figure| figure.name == name).unwrap();
+    assert_eq!(figure("snapshots of the load's folder").value, 70.0);
+    assert!(figure("ratio").value > 0.0 && figure("throughput without any").value > 0.0);
+    let error = Workload::Isolation.run(&spec, &settings).unwrap_err().to_string();
+    assert!(error.contains("--snapshots"), "{error}");
+    let target = spec.open(FlushPolicy::Auto, FlushMode::Real, &EngineSettings::default()).unwrap();
+    let mut left = Vec::new();
+    target
+        .list("", &mut |entry| {
+            left.push(entry.name.to_vec());
+            true
+        })
+        .unwrap();
+    target.close().unwrap();
+    assert_eq!(left, Vec::<Vec<u8>>::new());
 }

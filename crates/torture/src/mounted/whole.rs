@@ -219,11 +219,13 @@ fn hash_below(path: &Path, hasher: &mut DefaultHasher) -> io::Result<()> {
     (metadata.mode(), metadata.uid(), metadata.gid(), metadata.nlink()).hash(hasher);
     (metadata.size(), metadata.mtime(), metadata.mtime_nsec(), metadata.blocks()).hash(hasher);
     if metadata.is_symlink() {
-        return Ok(fs::read_link(path)?.hash(hasher));
+        fs::read_link(path)?.hash(hasher);
+        return Ok(());
     }
     hash_attributes(path, hasher)?;
     if metadata.is_file() {
-        return Ok(fs::read(path)?.hash(hasher));
+        fs::read(path)?.hash(hasher);
+        return Ok(());
     }
     let mut names =
         fs::read_dir(path)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;

@@ -1,0 +1,110 @@
+//! Snapshots deleted oldest, newest or in random order first: how many runs of blocks that gives
+//! back per second, the background work included.
+//!
+//! For each order: a file is overwritten at random places between snapshots, so that each snapshot
+//! alone has as many runs; then the snapshots are deleted one after the other, and the time ends
+//! when nothing is left to be cleaned up.
+use super::{Findings, Place, Settings, snapshots};
+use crate::client::{self, Limit, Measured};
+use crate::report::Figure;
+use crate::target::Open;
+use anyhow::Context;
+use cairn_environment::clock;
+use cairn_environment::random::Seeded;
+use std::time::Duration;
+
+const BLOCK_BYTES: usize = 4 << 10;
+/// Of the file, unless that is more than a quarter of the free space.
+const BLOCKS: u64 = 16 << 10;
+const PART_BLOCKS: u64 = 256;
+/// One block in so many is overwritten between two snapshots.
+const OVERWRITTEN_PART: u64 = 4;
+const SNAPSHOTS: u64 = 50;
+const LIVE: &str = "live";
+const POLL: Duration = Duration::from_millis(1);
+
+const ORDERS: [&str; 3] = ["oldest first", "newest first", "random order"];
+
+fn counter(place: &Place, name: &str) -> anyhow::Result<u64> {
+    let statistics = place.target.statistics();
+    let counter = statistics.and_then(|statistics| statistics["snapshots"][name].as_u64());
+    counter.context("this load needs the counters of the engine: name a target engine:IMAGE")
+}
+
+pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
+    counter(place, "freed_runs")?;
+    let (mut all, mut figures) = (Measured::default(), Vec::new());
+    for order in ORDERS {
+        let count = prepare(place, settings)?;
+        let before = counter(place, "freed_runs")?;
+        let in_client = place.clone();
+        let mut plan = settings.plan(order, Limit::Operations(count));
+        plan.clients = 1;
+        let measured = client::run(&plan, move |client, recorder| {
+            let (place, live) = (&in_client, in_client.path(LIVE));
+            let subvolumes = snapshots::of(&*place.target)?;
+            for number in numbers(order, count) {
+                let name = number.to_string();
+                recorder.time(order, || subvolumes.delete_snapshot(&live, &name))?;
+                client.completed();
+            }
+            while client.goes_on() && counter(place, "cleanups_left")? > 0 {
+                clock::sleep(POLL);
+            }
+            Ok(())
+        })?;
+        let runs = counter(place, "freed_runs")? - before;
+        figures.push(Figure::new(order, measured.per_second(runs), "runs/s"));
+        snapshots::of(&*place.target)?.remove(&place.path(LIVE))?;
+        all.recorder.merge(&measured.recorder);
+        all.seconds += measured.seconds;
+        all.completed += runs;
+        all.process = all.process + measured.process;
+        all.machine = all.machine + measured.machine;
+    }
+    let findings = Findings::of_rate(all, "runs/s");
+    Ok(Findings { figures, ..findings })
+}
+
+/// The snapshots in the order of their deletion.
+fn numbers(order: &str, count: u64) -> Vec<u64> {
+    let mut numbers: Vec<u64> = (0..count).collect();
+    match order {
+        "newest first" => numbers.reverse(),
+        "random order" => {
+            let mut random = Seeded::new(1);
+            for at in (1..numbers.len()).rev() {
+                numbers.swap(at, random.below(at as u64 + 1) as usize);
+            }
+        }
+        _ => {}
+    }
+    numbers
+}
+
+/// A subvolume with snapshots; returns how many.
+fn prepare(place: &Place, settings: &Settings) -> anyhow::Result<u64> {
+    let (target, live) = (&*place.target, place.path(LIVE));
+    let subvolumes = snapshots::of(target)?;
+    subvolumes.make(&live).context("a subvolume cannot be made")?;
+    let count = settings.files.unwrap_or(SNAPSHOTS);
+    let room_blocks = target.space_bytes()? / BLOCK_BYTES as u64;
+    // The file, and a part of it for each snapshot.
+    let blocks = (room_blocks / 2 / (1 + count / OVERWRITTEN_PART)).clamp(PART_BLOCKS, BLOCKS);
+    let file = target.open(&format!("{live}/table"), Open::Create)?;
+    for part in 0..blocks / PART_BLOCKS {
+        let bytes = vec![part as u8; PART_BLOCKS as usize * BLOCK_BYTES];
+        file.write_at(&bytes, part * PART_BLOCKS * BLOCK_BYTES as u64)?;
+    }
+    let mut random = Seeded::new(1);
+    for number in 0..count {
+        subvolumes.snapshot(&live, &number.to_string())?;
+        for _ in 0..blocks / OVERWRITTEN_PART {
+            let offset_bytes = random.below(blocks) * BLOCK_BYTES as u64;
+            file.write_at(&[number as u8; BLOCK_BYTES], offset_bytes)?;
+        }
+        settings.interrupt.check()?;
+    }
+    target.sync_all()?;
+    Ok(count)
+}
