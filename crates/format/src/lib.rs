@@ -49,9 +49,9 @@ pub use superblock::{
     Features, LABEL_BYTES, LogPosition, NodePointer, RawSuperblock, SUPERBLOCK_SLOTS, Superblock,
 };
 pub use units::{
-    BLOCK_SIZE, BlockNumber, BlockRange, COUNTER_MAX, COUNTER_WRITABLE_MAX, FileBlock, Generation,
-    INODE_NUMBER_END, InodeNumber, LogSeq, NODE_BLOCKS, NODE_SIZE, SECTOR_SIZE, TreeId, VolumeId,
-    blocks_for_bytes,
+    BLOCK_SIZE, BlockNumber, BlockRange, COUNTER_MAX, COUNTER_WRITABLE_MAX, FileBlock,
+    GENERATION_WRITABLE_MAX, Generation, INODE_NUMBER_END, InodeNumber, LogSeq, NODE_BLOCKS,
+    NODE_SIZE, SECTOR_SIZE, TreeId, VolumeId, blocks_for_bytes,
 };
 
 /// Version of the format that this crate writes, and the newest that it reads.

@@ -119,9 +119,12 @@ impl Sub for FileBlock {
 /// long, and there is still room to count.
 pub const COUNTER_MAX: u64 = 1 << 62;
 
-/// A volume with a generation, epoch or sequence above this is mounted read-only, and no repair
-/// raises its counters. So no counter ever reaches the value that a reader takes for damage.
+/// A volume with an epoch or sequence above this is mounted read-only, and no repair raises its
+/// counters. So no counter ever reaches the value that a reader takes for damage.
 pub const COUNTER_WRITABLE_MAX: u64 = 1 << 61;
+
+/// The same for generations, which stand in the keys of dead runs, with 48 bits.
+pub const GENERATION_WRITABLE_MAX: u64 = 1 << 47;
 
 /// Inode numbers are below this, so that a mount can put the subvolume into the bits above.
 pub const INODE_NUMBER_END: u64 = 1 << 44;

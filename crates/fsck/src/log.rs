@@ -12,7 +12,8 @@ use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_blockdev::DeviceError;
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, CheckpointHeader,
-    EntryFlags, Extent, HEADER_BYTES, InodeNumber, ItemKind, Superblock, checksum,
+    EntryFlags, Extent, GENERATION_WRITABLE_MAX, HEADER_BYTES, InodeNumber, ItemKind, Superblock,
+    checksum,
 };
 
 /// Blocks of the ring per read of the search.
@@ -475,8 +476,8 @@ fn apply(checker: &mut Checker<'_>, link: &ChainLink) -> Result<(), FsckError> {
             ),
         }
     }
-    if link.header.generation.0 > COUNTER_WRITABLE_MAX
-        && checker.counters.generation_max.0 <= COUNTER_WRITABLE_MAX
+    if link.header.generation.0 > GENERATION_WRITABLE_MAX
+        && checker.counters.generation_max.0 <= GENERATION_WRITABLE_MAX
     {
         let problem =
             format!("its generation is {}: the volume can only be read", link.header.generation);

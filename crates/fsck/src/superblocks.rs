@@ -13,8 +13,8 @@ use crate::reader::{read_decoded, write_block};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Generation, Geometry, INODE_FIRST,
-    SUPERBLOCK_SLOTS, Superblock,
+    BLOCK_SIZE, BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, GENERATION_WRITABLE_MAX, Generation,
+    Geometry, INODE_FIRST, SUPERBLOCK_SLOTS, Superblock,
 };
 
 /// Index of the copy at the end of the volume.
@@ -126,13 +126,13 @@ fn finding(severity: Severity, problem: impl Into<String>) -> Finding {
 /// Counters that forbid a mount to write. That is no damage: the last mount may have reached them.
 fn counters_at_their_end(superblock: &Superblock) -> Vec<String> {
     let counters = [
-        ("the generation", superblock.generation.0),
-        ("the log's epoch", superblock.log_epoch),
-        ("the sequence of the log's tail", superblock.log_tail.sequence),
+        ("the generation", superblock.generation.0, GENERATION_WRITABLE_MAX),
+        ("the log's epoch", superblock.log_epoch, COUNTER_WRITABLE_MAX),
+        ("the sequence of the log's tail", superblock.log_tail.sequence, COUNTER_WRITABLE_MAX),
     ];
-    let at_their_end = counters.into_iter().filter(|(_, counter)| *counter > COUNTER_WRITABLE_MAX);
+    let at_their_end = counters.into_iter().filter(|(_, counter, max)| counter > max);
     at_their_end
-        .map(|(name, counter)| format!("{name} is {counter}: the volume can only be read"))
+        .map(|(name, counter, _)| format!("{name} is {counter}: the volume can only be read"))
         .collect()
 }
 

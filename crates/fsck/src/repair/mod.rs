@@ -33,8 +33,8 @@ use crate::item_stream::{Item, Visitor, visit};
 use crate::object::ObjectId;
 use crate::report::{Finding, Losses};
 use cairn_format::{
-    COUNTER_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key, LogPosition, TREE_DEAD,
-    TREE_FILES, TREE_SUBVOLUMES, TreeId,
+    COUNTER_WRITABLE_MAX, GENERATION_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key,
+    LogPosition, TREE_DEAD, TREE_FILES, TREE_SUBVOLUMES, TreeId,
 };
 use gather::GatheredTrees;
 use salvage::{ItemsByTree, Salvaged};
@@ -280,12 +280,11 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
     let snapshots: usize = checker.snapshots.of.values().map(|of| of.snapshots.len()).sum();
     let lost = |tree| checker.lost_nodes.iter().any(|lost| lost.concerns(tree));
     let files_lost = checker.lost_nodes.iter().any(|lost| lost.tree.holds_files());
+    let generation = superblock.generation.max(checker.counters.generation_max);
     let counters = [
         superblock.next_list.saturating_add(snapshots as u64),
-        superblock.generation.0,
         superblock.log_epoch,
         superblock.log_tail.sequence,
-        checker.counters.generation_max.0,
         superblock.next_tree.0,
         checker.trees.keys().chain(checker.subvolumes.keys()).map(|id| id.0).max().unwrap_or(0),
     ];
@@ -293,7 +292,9 @@ fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
         Some("the volume uses features that this program can only read")
     } else if checker.reader.blocks_present() < superblock.geometry.total_blocks {
         Some("the device is shorter than the volume")
-    } else if counters.iter().any(|counter| *counter > COUNTER_WRITABLE_MAX - COUNTED_MAX) {
+    } else if counters.iter().any(|counter| *counter > COUNTER_WRITABLE_MAX - COUNTED_MAX)
+        || generation.0 > GENERATION_WRITABLE_MAX - COUNTED_MAX
+    {
         Some("a counter is at its end")
     } else if superblock.features.has_snapshots() && lost(TREE_SUBVOLUMES) {
         Some(

@@ -15,8 +15,8 @@ use crate::trees::{ExpectedNode, children, contradiction};
 use crate::{items, namespace};
 use cairn_format::{
     BlockNumber, BlockRange, DirectoryEntry, Extent, Generation, INODE_ORPHANS, InodeItem,
-    ItemKind, Key, NODE_BLOCKS, Node, SnapshotItem, TreeId, XattrItem, decode_orphan,
-    node::LEVELS_MAX,
+    ItemKind, Key, NODE_BLOCKS, Node, Origin, SnapshotItem, TREE_SUBVOLUMES, TreeId, XattrItem,
+    decode_orphan, node::LEVELS_MAX,
 };
 
 /// So many snapshots are checked as a whole.
@@ -28,6 +28,7 @@ const EXAMPLES_MAX: usize = 16;
 pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let all = std::mem::take(&mut checker.snapshots.of);
     let total: usize = all.values().map(|of| of.snapshots.len()).sum();
+    let all_known = !checker.lost_nodes.iter().any(|lost| lost.concerns(TREE_SUBVOLUMES));
     let (mut done, mut examples) = (0, EXAMPLES_MAX);
     for (&id, of) in &all {
         let mut kept = Fingerprint::default();
@@ -75,11 +76,21 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
             }
             // What a fork's snapshot has from the origin can be read if that snapshot can.
             let of_origin = checker.subvolumes.get(&id).and_then(|item| item.origin);
-            let lacks_inherited = of_origin.is_some_and(|origin| {
+            let is_there = |origin: &Origin| {
                 let of = all.get(&origin.subvolume);
-                !of.is_some_and(|of| of.snapshots.contains_key(&origin.generation))
-                    || checker.snapshots.damaged.contains(&(origin.subvolume, origin.generation))
-            });
+                of.is_some_and(|of| of.snapshots.contains_key(&origin.generation))
+            };
+            let lacks_origin = of_origin.is_some_and(|origin| !is_there(&origin));
+            let lacks_inherited = lacks_origin
+                || of_origin.is_some_and(|origin| {
+                    let damaged = &checker.snapshots.damaged;
+                    damaged.contains(&(origin.subvolume, origin.generation))
+                });
+            if lacks_origin && all_known {
+                let problem = "nothing keeps what it has from the fork's origin";
+                let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
+                walk.report(None, Structure::Item, problem);
+            }
             let is_readable = of_origin.is_none() || !is_damaged && !lacks_inherited;
             if below.is_whole && is_readable && total <= CHECKED_WHOLE_MAX {
                 is_damaged |= check_whole(checker, id, generation, snapshot)?;

@@ -11,7 +11,8 @@ use cairn_btree::{Change, Tree};
 use cairn_environment::atomic::Ordering;
 use cairn_format::{
     BlockNumber, BlockRange, COUNTER_WRITABLE_MAX, Checkpoint, CheckpointEntry, DeadRun,
-    EntryFlags, Extent, FormatError, Generation, ItemKind, Structure, Superblock, TreeId,
+    EntryFlags, Extent, FormatError, GENERATION_WRITABLE_MAX, Generation, ItemKind, Structure,
+    Superblock, TreeId,
 };
 use cairn_log::{LogStart, ReplayPhase};
 use cairn_space::{Request, Space, Urgency};
@@ -21,13 +22,13 @@ use std::sync::Arc;
 /// Counters of a mount must not reach what the next one takes for damage.
 fn check_counters(superblock: &Superblock, replay: &cairn_log::Replay<'_>) -> Result<()> {
     let counters = [
-        superblock.generation.0,
-        replay.last_generation.0,
-        superblock.log_epoch,
-        replay.end.sequence,
+        (superblock.generation.0, GENERATION_WRITABLE_MAX),
+        (replay.last_generation.0, GENERATION_WRITABLE_MAX),
+        (superblock.log_epoch, COUNTER_WRITABLE_MAX),
+        (replay.end.sequence, COUNTER_WRITABLE_MAX),
     ];
-    match counters.into_iter().find(|&counter| counter > COUNTER_WRITABLE_MAX) {
-        Some(counter) => {
+    match counters.into_iter().find(|(counter, max)| counter > max) {
+        Some((counter, _)) => {
             let problem = format!(
                 "a counter has reached {counter}, so this version can only read the volume; mount it read-only"
             );
