@@ -153,7 +153,7 @@ impl Subvolumes for PosixTarget {
     }
 
     fn fork(&self, path: &str, new: &str) -> io::Result<()> {
-        subvolumes::fork(&self.at(path), &self.at(new)).map_err(error_of)
+        subvolumes::fork(&self.at(path), &self.at(new), false).map_err(error_of)
     }
 
     fn snapshot(&self, path: &str, name: &str) -> io::Result<()> {

@@ -239,7 +239,7 @@ impl Lineage {
         };
         let at = self.begin_subvolume(&parts);
         journal.record(self)?;
-        subvolumes::fork(&source, &self.path(folder, at)).map_err(io_error)?;
+        subvolumes::fork(&source, &self.path(folder, at), false).map_err(io_error)?;
         self.subvolumes[at].exists.acknowledge();
         self.syncs += 1;
         journal.record(self)

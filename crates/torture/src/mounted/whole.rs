@@ -103,7 +103,7 @@ impl Whole {
         };
         let made = gate.while_closed(begin, || {
             if is_fork {
-                subvolumes::fork(root, &path)
+                subvolumes::fork(root, &path, false)
             } else {
                 snapshots::create_snapshot(root, &bytes).map(drop)
             }
@@ -155,7 +155,7 @@ impl Whole {
         let shown = if self.made[at].is_fork { &path } else { &fork };
         let within = |problem: Problem| format!("{}: {problem}", path.display());
         if shown == &fork {
-            subvolumes::fork(&path, &fork).map_err(|error| within(error.to_string()))?;
+            subvolumes::fork(&path, &fork, false).map_err(|error| within(error.to_string()))?;
         }
         for (name, worker) in &mut workers {
             let folder = shown.join(&*name);
