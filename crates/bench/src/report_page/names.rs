@@ -24,6 +24,8 @@ pub fn load(name: &str) -> String {
         "fsync-happy" => ("reads and writes beside fsyncs", "thread", "threads", ""),
         "isolation" => ("small fsyncs beside a large one", "thread", "threads", ""),
         "one-file-fsync" => ("4 KiB of one file + fsync", "thread", "threads", ""),
+        "snapshots" => ("4 KiB + fsync beside one snapshot or fork", "thread", "threads", ""),
+        "snapshot-deletion" => return "delete snapshots, in three orders".into(),
         "round-trip" => ("getxattr, nothing to do", "thread", "threads", ""),
         "device-limit" => return "the device alone: write + flush".into(),
         "untar" => return "unpack the sources of a program (tar)".into(),

@@ -4,7 +4,7 @@
 //! For each order: a file is overwritten at random places between snapshots, so that each snapshot
 //! alone has as many runs; then the snapshots are deleted one after the other, and the time ends
 //! when nothing is left to be cleaned up.
-use super::{Findings, Place, Settings, snapshots};
+use super::{Findings, Place, Settings, snapshots, with_end};
 use crate::client::{self, Limit, Measured};
 use crate::report::Figure;
 use crate::target::Open;
@@ -33,37 +33,58 @@ fn counter(place: &Place, name: &str) -> anyhow::Result<u64> {
 
 pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     counter(place, "freed_runs")?;
+    let (subvolumes, live) = (snapshots::of(&*place.target)?, place.path(LIVE));
+    let count = settings.files.unwrap_or(SNAPSHOTS);
     let (mut all, mut figures) = (Measured::default(), Vec::new());
     for order in ORDERS {
-        let count = prepare(place, settings)?;
-        let before = counter(place, "freed_runs")?;
-        let in_client = place.clone();
-        let mut plan = settings.plan(order, Limit::Operations(count));
-        plan.clients = 1;
-        let measured = client::run(&plan, move |client, recorder| {
-            let (place, live) = (&in_client, in_client.path(LIVE));
-            let subvolumes = snapshots::of(&*place.target)?;
-            for number in numbers(order, count) {
-                let name = number.to_string();
-                recorder.time(order, || subvolumes.delete_snapshot(&live, &name))?;
-                client.completed();
-            }
-            while client.goes_on() && counter(place, "cleanups_left")? > 0 {
-                clock::sleep(POLL);
-            }
-            Ok(())
-        })?;
-        let runs = counter(place, "freed_runs")? - before;
+        subvolumes.make(&live).context("a subvolume cannot be made")?;
+        let ran = prepare(place, settings, count)
+            .and_then(|()| delete(place, settings, &numbers(order, count), order));
+        // After an error some are left.
+        let mut names = (0..count).map(|number| number.to_string());
+        let removed = names
+            .try_for_each(|name| snapshots::or_missing(subvolumes.delete_snapshot(&live, &name)))
+            .and_then(|()| subvolumes.remove(&live));
+        let removed = removed.with_context(|| format!("{live} is left behind"));
+        let (measured, runs) = with_end(ran, removed)?;
         figures.push(Figure::new(order, measured.per_second(runs), "runs/s"));
-        snapshots::of(&*place.target)?.remove(&place.path(LIVE))?;
         all.recorder.merge(&measured.recorder);
         all.seconds += measured.seconds;
         all.completed += runs;
         all.process = all.process + measured.process;
         all.machine = all.machine + measured.machine;
     }
-    let findings = Findings::of_rate(all, "runs/s");
-    Ok(Findings { figures, ..findings })
+    Ok(Findings { figures, ..Findings::of_rate(all, "runs/s") })
+}
+
+/// Deletes these snapshots; returns how many runs that freed, too.
+fn delete(
+    place: &Place,
+    settings: &Settings,
+    numbers: &[u64],
+    order: &'static str,
+) -> anyhow::Result<(Measured, u64)> {
+    let before = counter(place, "freed_runs")?;
+    let mut plan = settings.plan(order, Limit::Operations(numbers.len() as u64));
+    plan.clients = 1;
+    let (place, numbers) = (place.clone(), numbers.to_vec());
+    let in_client = place.clone();
+    let measured = client::run(&plan, move |client, recorder| {
+        let (place, live) = (&in_client, in_client.path(LIVE));
+        let subvolumes = snapshots::of(&*place.target)?;
+        for number in &numbers {
+            if !client.goes_on() {
+                break;
+            }
+            recorder.time(order, || subvolumes.delete_snapshot(&live, &number.to_string()))?;
+            client.completed();
+        }
+        while client.goes_on() && counter(place, "cleanups_left")? > 0 {
+            clock::sleep(POLL);
+        }
+        Ok(())
+    })?;
+    Ok((measured, counter(&place, "freed_runs")? - before))
 }
 
 /// The snapshots in the order of their deletion.
@@ -82,12 +103,10 @@ fn numbers(order: &str, count: u64) -> Vec<u64> {
     numbers
 }
 
-/// A subvolume with snapshots; returns how many.
-fn prepare(place: &Place, settings: &Settings) -> anyhow::Result<u64> {
+/// A file that changes between snapshots of its subvolume.
+fn prepare(place: &Place, settings: &Settings, count: u64) -> anyhow::Result<()> {
     let (target, live) = (&*place.target, place.path(LIVE));
     let subvolumes = snapshots::of(target)?;
-    subvolumes.make(&live).context("a subvolume cannot be made")?;
-    let count = settings.files.unwrap_or(SNAPSHOTS);
     let room_blocks = target.space_bytes()? / BLOCK_BYTES as u64;
     // The file, and a part of it for each snapshot.
     let blocks = (room_blocks / 2 / (1 + count / OVERWRITTEN_PART)).clamp(PART_BLOCKS, BLOCKS);
@@ -105,6 +124,5 @@ fn prepare(place: &Place, settings: &Settings) -> anyhow::Result<u64> {
         }
         settings.interrupt.check()?;
     }
-    target.sync_all()?;
-    Ok(count)
+    Ok(target.sync_all()?)
 }

@@ -3,12 +3,13 @@
 //! fork, and takes both away again, over and over. The sync shows what a plain commit takes.
 //!
 //! Here is also what other loads use that run with snapshots.
-use super::{Findings, Place, Settings};
+use super::{Findings, Place, Settings, with_end};
 use crate::client::{self, Client, Limit};
 use crate::recorder::Recorder;
 use crate::report::Figure;
 use crate::target::{Open, Subvolumes, Target};
 use anyhow::Context;
+use rustix::io::Errno;
 use std::io;
 
 const BLOCK_BYTES: usize = 4 << 10;
@@ -49,11 +50,8 @@ pub fn make_many(place: &Place, settings: &Settings, count: u64) -> anyhow::Resu
 /// Deletes the snapshots that [`make_many`] made.
 pub fn delete_many(place: &Place, settings: &Settings, count: u64) -> anyhow::Result<()> {
     for_each(place, settings, "deleting snapshots", count, |place, number| {
-        match of(&*place.target)?.delete_snapshot(&place.folder, &name(number)) {
-            // After an interruption some were never made.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            deleted => deleted,
-        }
+        // After an interruption some were never made.
+        or_missing(of(&*place.target)?.delete_snapshot(&place.folder, &name(number)))
     })
 }
 
@@ -81,8 +79,32 @@ fn for_each(
 }
 
 pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
+    let (subvolumes, live) = (of(&*place.target)?, place.path(LIVE));
+    subvolumes.make(&live).context("a subvolume cannot be made")?;
+    let ran = measure(place, settings);
+    let removed = remove_what_is_left(subvolumes, place);
+    with_end(ran, removed.with_context(|| format!("{live} is left behind")))
+}
+
+/// After an error in the midst of it, too.
+fn remove_what_is_left(subvolumes: &dyn Subvolumes, place: &Place) -> io::Result<()> {
+    let live = place.path(LIVE);
+    or_missing(subvolumes.delete_snapshot(&live, SNAPSHOT))?;
+    or_missing(subvolumes.remove(&place.path(FORK)))?;
+    subvolumes.remove(&live)
+}
+
+/// What is missing is gone. Of a snapshot that is missing, a mount says so in its own way.
+pub fn or_missing(result: io::Result<()>) -> io::Result<()> {
+    let is_missing = |error: &io::Error| {
+        error.kind() == io::ErrorKind::NotFound
+            || error.raw_os_error() == Some(Errno::NODATA.raw_os_error())
+    };
+    result.or_else(|error| if is_missing(&error) { Ok(()) } else { Err(error) })
+}
+
+fn measure(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     let (target, live) = (&*place.target, place.path(LIVE));
-    of(target)?.make(&live).context("a subvolume cannot be made")?;
     let files = settings.files.unwrap_or(FILES) * settings.clients as u64;
     for directory in 0..settings.directories {
         target.make_directory(&format!("{live}/{directory}"))?;
@@ -102,11 +124,7 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
         } else {
             make(&in_clients, client, recorder)
         }
-    });
-    // Also after an error.
-    let removed = of(target)?.remove(&live);
-    let measured = measured?;
-    removed.context("the subvolume is left behind")?;
+    })?;
     let summaries = measured.recorder.summaries();
     let p99_us = |name: &str| {
         summaries.iter().find(|summary| summary.name == name).and_then(|summary| summary.p99_us)
@@ -141,7 +159,7 @@ fn write(place: &Place, client: &Client, recorder: &mut Recorder) -> anyhow::Res
 }
 
 fn make(place: &Place, client: &Client, recorder: &mut Recorder) -> anyhow::Result<()> {
-    let (target, live, fork) = (&*place.target, place.path(LIVE), place.path("fork"));
+    let (target, live, fork) = (&*place.target, place.path(LIVE), place.path(FORK));
     let subvolumes = of(target)?;
     while client.goes_on() {
         recorder.time(SYNC, || target.sync_all())?;

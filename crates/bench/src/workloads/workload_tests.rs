@@ -71,6 +71,19 @@ fn targets(folder: &Path) -> Vec<TargetSpec> {
     vec![TargetSpec::Directory(directory), TargetSpec::Engine(image), TargetSpec::Engine(simulated)]
 }
 
+/// The names in a volume.
+fn left_in(spec: &TargetSpec) -> Vec<String> {
+    let target = spec.open(FlushPolicy::Auto, FlushMode::Real, &EngineSettings::default()).unwrap();
+    let mut left = Vec::new();
+    let mut take = |entry: crate::target::Entry<'_>| {
+        left.push(String::from_utf8_lossy(entry.name).into_owned());
+        true
+    };
+    target.list("", &mut take).unwrap();
+    target.close().unwrap();
+    left
+}
+
 #[test]
 fn every_load_runs_on_every_target_and_cleans_up() {
     let folder = tempfile::tempdir().unwrap();
@@ -193,10 +206,21 @@ fn an_interrupted_load_cleans_up() {
     settings.interrupt.flag().store(true, Ordering::Relaxed);
     let directory = folder.path().join("directory");
     fs::create_dir(&directory).unwrap();
+    let path = folder.path().join("image");
+    let image = FileDevice::create(&path, 64 << 20).unwrap();
+    mkfs(&image, &MkfsOptions::default()).unwrap();
+    drop(image);
+    let image = TargetSpec::Engine(DeviceSpec::Image { path, size_bytes: 64 << 20 });
     for workload in Workload::ALL {
-        let error = workload.run(&TargetSpec::Directory(directory.clone()), &settings).unwrap_err();
+        let needs_snapshots = NEED_SNAPSHOTS.contains(&workload);
+        let spec =
+            if needs_snapshots { image.clone() } else { TargetSpec::Directory(directory.clone()) };
+        let error = workload.run(&spec, &settings).unwrap_err();
         assert!(error.to_string().contains("interrupted"), "{}: {error:#}", workload.name());
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 0, "{}", workload.name());
+        if needs_snapshots {
+            assert_eq!(left_in(&image), Vec::<String>::new(), "{}", workload.name());
+        }
     }
 }
 
@@ -268,14 +292,5 @@ fn a_load_runs_in_a_subvolume_with_snapshots_and_leaves_none() {
     assert!(figure("ratio").value > 0.0 && figure("throughput without any").value > 0.0);
     let error = Workload::Isolation.run(&spec, &settings).unwrap_err().to_string();
     assert!(error.contains("--snapshots"), "{error}");
-    let target = spec.open(FlushPolicy::Auto, FlushMode::Real, &EngineSettings::default()).unwrap();
-    let mut left = Vec::new();
-    target
-        .list("", &mut |entry| {
-            left.push(entry.name.to_vec());
-            true
-        })
-        .unwrap();
-    target.close().unwrap();
-    assert_eq!(left, Vec::<Vec<u8>>::new());
+    assert_eq!(left_in(&spec), Vec::<String>::new());
 }
