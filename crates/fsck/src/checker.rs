@@ -231,7 +231,8 @@ impl<'a> Checker<'a> {
     /// snapshot that is being removed.
     pub(crate) fn lineage_of_tree(&self, id: TreeId) -> Lineage {
         match self.subvolumes.get(&id) {
-            Some(item) if item.is_dying => {
+            // One with a snapshot that has a name is not removed: so nothing was given up.
+            Some(item) if item.is_dying && !self.snapshots.has_names_in(id) => {
                 let of = self.snapshots.of.get(&id);
                 Lineage::of_dying(id, item, of.map_or(Generation(0), |of| of.boundary()))
             }

@@ -41,8 +41,7 @@ pub(super) fn found(
         }
     }
     for (id, item) in &mut items {
-        let of = checker.snapshots.of.get(id);
-        if of.is_some_and(|of| of.snapshots.values().any(|snapshot| !snapshot.is_hidden)) {
+        if checker.snapshots.has_names_in(*id) {
             give_name_to(item);
         }
     }

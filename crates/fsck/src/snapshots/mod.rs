@@ -133,6 +133,12 @@ impl Snapshots {
         self.list_owners.get(&list).copied()
     }
 
+    /// Whether a snapshot of the subvolume has a name.
+    pub(crate) fn has_names_in(&self, subvolume: TreeId) -> bool {
+        let of = self.of.get(&subvolume);
+        of.is_some_and(|of| of.snapshots.values().any(|snapshot| !snapshot.is_hidden))
+    }
+
     /// Counts a reference of the superblock's tree `tree`.
     pub(crate) fn add_reference(&mut self, tree: TreeId, range: BlockRange, birth: Generation) {
         if let Some(subvolume) = self.of.get_mut(&tree) {

@@ -314,18 +314,32 @@ fn check_whole(
 ) -> Result<bool, FsckError> {
     let mut tree = FileTree::new(id);
     tree.lineage = checker.lineage_of(id);
-    let mut nodes = vec![snapshot.root];
+    let root = ExpectedNode::root(id, snapshot.root, generation).with(tree.lineage);
+    let mut nodes = vec![root];
     // From the left: the last one is the next.
-    while let Some(pointer) = nodes.pop() {
-        if pointer.level == 0 {
+    while let Some(expected) = nodes.pop() {
+        let ExpectedNode { pointer, lower, .. } = expected;
+        // What a fork has from its origin was not compared with the pointers of this tree.
+        let node = checker
+            .reader
+            .node(pointer.block)
+            .and_then(|node| contradiction(&expected, &node).map_or(Ok(node), Err));
+        let node = match node {
+            Ok(node) => node,
+            Err(problem) => {
+                let problem = format!("{}: {problem}", shown(snapshot, generation));
+                let (pass, structure) = (PassId::Snapshots, Structure::Node);
+                let finding = Finding::new(pass, Severity::Error, structure, problem);
+                checker.found(finding.at(pointer.block.0).in_subvolume(id));
+                return Ok(true);
+            }
+        };
+        if node.level() > 0 {
+            nodes.extend(children(&expected, &node).into_iter().rev());
+        } else {
             tree.leaves.push(pointer.block);
-            tree.leaf_bounds.push(Key::MIN);
-            continue;
+            tree.leaf_bounds.push(lower);
         }
-        let changed = |_| FsckError::Changed { block: pointer.block.0 };
-        let node = checker.reader.node(pointer.block).map_err(changed)?;
-        let expected = ExpectedNode::root(id, pointer, generation);
-        nodes.extend(children(&expected, &node).iter().rev().map(|child| child.pointer));
     }
     let (statistics, fork_inodes) = (checker.report.statistics, checker.fork_inodes);
     let before = checker.report.errors;
