@@ -35,7 +35,7 @@ impl Trees {
                     return Some(item.map(|item| (TreeId(key.inode), item)));
                 }
                 // Of others there may be thousands.
-                items = from(key.inode + 1);
+                items = key.inode.checked_add(1).and_then(from);
             }
         })
     }
@@ -119,8 +119,10 @@ impl Trees {
         let of = |key: Key| Generation(key.offset);
         let before =
             records.tree.last(key(Generation(0))..=key(Generation(made.0.saturating_sub(1))))?;
-        let mut behind = records.tree.range(key(made.next())..=key(Generation(u64::MAX)));
-        let behind = behind.next().transpose()?;
+        let mut from_it = records.tree.range(key(made)..=key(Generation(u64::MAX)));
+        let is_behind = |key: &Key| of(*key) > made;
+        let behind = from_it.find(|item| item.as_ref().map_or(true, |(key, _)| is_behind(key)));
+        let behind = behind.transpose()?;
         let before = before.map_or(Generation(0), |(key, _)| of(key));
         Ok((before, behind.map(|(key, _)| of(key))))
     }
