@@ -1,11 +1,10 @@
 //! The application of a fork's changes to what it came from, for programs.
 //!
-//! The server says which conflicts there are as text, in parts: of each a
-//! letter and its path.
+//! The server says which conflicts there are as text: of each a letter and its path.
 use crate::control::send_cached_data_of;
-use crate::directory_requests::{Answer, ApplyRequest, Request, Side, Subvolume, ask};
+use crate::directory_requests::{Request, Side, Subvolume, ask};
 use crate::error::MountError;
-use crate::path_text::{decode_path, decode_records, encode_path, whole_text};
+use crate::path_text::{decode_path, decode_records, encode_path};
 use crate::subvolumes::subvolume_at;
 use rustix::io::Errno;
 use std::path::Path;
@@ -47,8 +46,7 @@ pub fn apply(fork: &Path, winner: Winner) -> Result<Application, MountError> {
         Winner::Fork => Some(Side::Fork),
         Winner::Origin => Some(Side::Origin),
     };
-    let ask = |request| ask(fork, &Request::Apply(request));
-    let mut answer = match ask(ApplyRequest::Begin { winner }) {
+    let mut answer = match ask(fork, &Request::Apply { winner }) {
         // A server that does not know the request refuses it, too.
         Err(MountError::Refused { errno: Errno::INVAL, .. })
             if subvolume_at(fork).is_ok_and(|found| found.origin.is_some()) =>
@@ -61,9 +59,7 @@ pub fn apply(fork: &Path, winner: Winner) -> Result<Application, MountError> {
     if let Some(counts) = answer.applied {
         return Ok(Application { target, outcome: Outcome::Applied(counts) });
     }
-    let part = |answer: Answer| answer.conflicts.map(|part| (part.number, part.text));
-    let next = |number, from| ask(ApplyRequest::Continue { number, from });
-    let conflicts = decode(&whole_text(fork, answer, part, next)?);
+    let conflicts = answer.conflicts.as_deref().and_then(decode);
     let conflicts = conflicts.ok_or_else(|| refused(Errno::PROTO))?;
     Ok(Application { target, outcome: Outcome::Conflicts(conflicts) })
 }

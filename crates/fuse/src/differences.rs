@@ -1,10 +1,10 @@
 //! What differs between a subvolume of a mounted volume at two times, for programs.
 //!
-//! The server says it as text, in parts.
+//! The server says it as text.
 use crate::control::{open_in_mount, send_cached_data_of};
-use crate::directory_requests::{Answer, DifferencesRequest, Request, ask};
+use crate::directory_requests::{Comparison, Request, ask};
 use crate::error::MountError;
-use crate::path_text::{decode_path, decode_records, encode_path, whole_text};
+use crate::path_text::{decode_path, decode_records, encode_path};
 use rustix::io::Errno;
 use std::path::Path;
 
@@ -26,16 +26,20 @@ pub fn differences(old: &Path, new: &Path) -> Result<Vec<Difference>, MountError
     if of_old.st_dev != of_new.st_dev {
         return Err(refused(new, Errno::XDEV));
     }
-    let ask = |request| ask(old, &Request::Differences(request));
-    let begin = |sent| ask(DifferencesRequest::Begin { new: of_new.st_ino, sent });
-    let mut answer = begin(false)?;
-    if answer.differences.as_ref().is_some_and(|part| part.must_send) {
+    let compare = |sent| {
+        let answer = ask(old, &Request::Differences { new: of_new.st_ino, sent });
+        answer.map(|answer| answer.comparison)
+    };
+    let mut comparison = compare(false)?;
+    if comparison == Some(Comparison::MustSend) {
         send_cached_data_of(new)?;
-        answer = begin(true)?;
+        comparison = compare(true)?;
     }
-    let part = |answer: Answer| answer.differences.map(|part| (part.number, part.text));
-    let next = |number, from| ask(DifferencesRequest::Continue { number, from });
-    decode(&whole_text(old, answer, part, next)?).ok_or(refused(old, Errno::PROTO))
+    let found = match comparison {
+        Some(Comparison::Differences(text)) => decode(&text),
+        Some(Comparison::MustSend) | None => None,
+    };
+    found.ok_or(refused(old, Errno::PROTO))
 }
 
 const CHANGES: usize = 6;

@@ -1,5 +1,8 @@
 //! Requests about subvolumes and snapshots of a mounted volume: one request to a directory of the
-//! mount, as JSON in the buffer of an ioctl, and one reply.
+//! mount, as JSON in the buffer of an ioctl, and one answer.
+//!
+//! An answer is JSON as well, behind a line with two numbers: its own, and its length in bytes. What
+//! does not fit into the buffer is asked for by that number, part by part.
 use crate::control::open_in_mount;
 use crate::error::MountError;
 use crate::kernel::{self, BUFFER_BYTES};
@@ -26,28 +29,32 @@ pub(crate) enum Request {
     Remove { name: Vec<u8> },
     /// Have the subvolume with this name there become what its snapshot of this name holds.
     Rollback { name: Vec<u8>, snapshot: Vec<u8> },
-    /// Say what is known of those with higher ids; the directory does not matter.
-    List { after: u64 },
+    /// Say what is known of all; the directory does not matter.
+    List,
     /// Say what is known of this one.
     Show,
     /// Show this one at the root of later mounts.
     SetDefault,
     /// What concerns the snapshots of this one.
     Snapshots(SnapshotRequest),
-    /// Say what differs from this one, or from this snapshot.
-    Differences(DifferencesRequest),
-    /// Apply what has changed in this fork to what it came from.
-    Apply(ApplyRequest),
+    /// Say what differs between this one, or this snapshot, and the one with the root directory of
+    /// this inode number. The kernel's data was `sent` to the server.
+    Differences { new: u64, sent: bool },
+    /// Apply what has changed in this fork to what it came from; this side wins conflicts, or nothing
+    /// is applied if there are any.
+    Apply { winner: Option<Side> },
+    /// Say more of an answer, from this byte on; the directory does not matter.
+    Continue { number: u64, from: u64 },
 }
 
 impl Request {
     /// The kernel does not know which ioctls change something.
     fn changes_volume(&self) -> bool {
         match self {
-            Self::List { .. } | Self::Show | Self::Differences(_) => false,
+            Self::List | Self::Show | Self::Differences { .. } | Self::Continue { .. } => false,
             Self::Snapshots(request) => request.changes_volume(),
-            Self::Apply(request) => matches!(request, ApplyRequest::Begin { .. }),
             Self::Create { .. }
+            | Self::Apply { .. }
             | Self::Fork { .. }
             | Self::Remove { .. }
             | Self::Rollback { .. }
@@ -73,19 +80,8 @@ pub(crate) enum SnapshotRequest {
     Keep { schedule: Option<String> },
     /// Say by which schedule some are made by themselves.
     ShowSchedule,
-    /// Say what is known of those with higher generations, or of this one and of a subvolume with a
-    /// higher id; what they refer to only if asked for.
-    List {
-        after: u64,
-        #[serde(default = "any_subvolume")]
-        after_subvolume: u64,
-        referenced: bool,
-    },
-}
-
-/// Programs of earlier versions name none.
-fn any_subvolume() -> u64 {
-    u64::MAX
+    /// Say what is known of all; what they refer to only if asked for.
+    List { referenced: bool },
 }
 
 /// The place of a snapshot among those that a subvolume shows: its generation, and the subvolume
@@ -115,32 +111,13 @@ impl SnapshotRequest {
     }
 }
 
-/// What a program asks of the root directory of a subvolume or snapshot that it has opened.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum DifferencesRequest {
-    /// Compare it with the one of this inode number. The kernel's data was `sent` to the server.
-    Begin { new: u64, sent: bool },
-    /// Say more of a comparison, from this byte on.
-    Continue { number: u64, from: u64 },
-}
-
-/// A part of what differs.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Differences {
-    /// Of the comparison.
-    pub(crate) number: u64,
-    pub(crate) text: String,
+/// What came of a comparison.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Comparison {
+    /// What differs, as [`crate::differences`] writes it.
+    Differences(String),
     /// Nothing was compared: the kernel's data must be sent to the server before.
-    pub(crate) must_send: bool,
-}
-
-/// What a program asks of the root directory of a fork that it has opened.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum ApplyRequest {
-    /// Apply its changes; this side wins conflicts, or nothing is applied if there are any.
-    Begin { winner: Option<Side> },
-    /// Say more of a list of conflicts, from this byte on.
-    Continue { number: u64, from: u64 },
+    MustSend,
 }
 
 /// A side of an application.
@@ -159,22 +136,14 @@ pub struct AppliedCounts {
     pub inodes: u64,
 }
 
-/// A part of a list of conflicts.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Conflicts {
-    /// Of the list.
-    pub(crate) number: u64,
-    pub(crate) text: String,
-}
-
 /// What the server answers.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) subvolumes: Vec<Subvolume>,
     #[serde(default)]
     pub(crate) snapshots: Vec<Snapshot>,
     #[serde(default)]
-    pub(crate) differences: Option<Differences>,
+    pub(crate) comparison: Option<Comparison>,
     /// What was asked for of several snapshots together.
     #[serde(default)]
     pub(crate) space_bytes: Option<u64>,
@@ -184,10 +153,9 @@ pub(crate) struct Answer {
     pub(crate) rolled_back: Option<RolledBack>,
     #[serde(default)]
     pub(crate) applied: Option<AppliedCounts>,
+    /// As [`crate::apply`] writes them.
     #[serde(default)]
-    pub(crate) conflicts: Option<Conflicts>,
-    /// There are more.
-    pub(crate) more: bool,
+    pub(crate) conflicts: Option<String>,
 }
 
 /// What a rollback has left.
@@ -204,8 +172,7 @@ pub(crate) struct RolledBack {
 pub struct Subvolume {
     /// Its id.
     pub id: u64,
-    /// Where it is below the root of the mount, if it is there and the path has up to 3,900 bytes;
-    /// beginning with `/`.
+    /// Where it is below the root of the mount, if it is there; beginning with `/`.
     #[serde(with = "hexadecimal")]
     pub path: Option<PathBuf>,
     /// Id of the subvolume in which its name stands; its own for the first one.
@@ -286,17 +253,70 @@ mod hexadecimal {
 }
 
 /// The request in the buffer of an ioctl.
-pub(crate) fn decode<'b, T: Deserialize<'b>>(buffer: &'b [u8]) -> Option<T> {
+pub(crate) fn decode(buffer: &[u8]) -> Option<Request> {
     let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
     serde_json::from_slice(&buffer[..end]).ok()
 }
 
-/// The buffer of an ioctl with `value`, if there is room for it.
-pub(crate) fn encode(value: &impl Serialize) -> Option<Box<[u8; BUFFER_BYTES]>> {
-    let text = serde_json::to_vec(value).ok()?;
+/// The buffer of an ioctl with a request, if there is room for it.
+fn encode(request: &Request) -> Option<Box<[u8; BUFFER_BYTES]>> {
+    let text = serde_json::to_vec(request).ok()?;
     let mut buffer = Box::new([0; BUFFER_BYTES]);
     buffer.get_mut(..text.len())?.copy_from_slice(&text);
     Some(buffer)
+}
+
+/// A part of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Part<'b> {
+    /// Of the answer.
+    pub(crate) number: u64,
+    /// The length of the whole answer.
+    pub(crate) answer_bytes: usize,
+    pub(crate) part: &'b [u8],
+}
+
+/// The longest part of an answer: two numbers stand before it.
+pub(crate) const PART_BYTES: usize = BUFFER_BYTES - 2 * 21;
+
+impl<'b> Part<'b> {
+    /// The buffer of an ioctl with this part of at most [`PART_BYTES`].
+    pub(crate) fn encode(&self) -> Box<[u8; BUFFER_BYTES]> {
+        let head = format!("{} {}\n", self.number, self.answer_bytes);
+        let mut buffer = Box::new([0; BUFFER_BYTES]);
+        let text = [head.as_bytes(), self.part].concat();
+        buffer[..text.len()].copy_from_slice(&text);
+        buffer
+    }
+
+    /// The part in a buffer; `from` is its place in the answer.
+    fn decode(buffer: &'b [u8], from: usize) -> Option<Self> {
+        let end = buffer.iter().position(|byte| *byte == b'\n')?;
+        let (number, length) = std::str::from_utf8(&buffer[..end]).ok()?.split_once(' ')?;
+        let (number, answer_bytes) = (number.parse().ok()?, length.parse::<usize>().ok()?);
+        let part_bytes = answer_bytes.checked_sub(from)?.min(PART_BYTES);
+        Some(Self { number, answer_bytes, part: buffer.get(end + 1..)?.get(..part_bytes)? })
+    }
+}
+
+/// The answer whose parts `ask` brings: that of the request itself at first, and then from the
+/// given number and byte on.
+fn whole<E>(
+    mut ask: impl FnMut(Option<(u64, usize)>) -> Result<Box<[u8; BUFFER_BYTES]>, E>,
+) -> Result<Option<Answer>, E> {
+    let (mut text, mut next) = (Vec::new(), None);
+    loop {
+        let buffer = ask(next)?;
+        let Some(part) = Part::decode(&buffer[..], text.len()) else { return Ok(None) };
+        text.extend_from_slice(part.part);
+        if text.len() == part.answer_bytes {
+            return Ok(serde_json::from_slice(&text).ok());
+        }
+        if part.part.is_empty() || next.is_some_and(|(number, _)| number != part.number) {
+            return Ok(None);
+        }
+        next = Some((part.number, text.len()));
+    }
 }
 
 /// Sends a request to `directory`, and returns the answer.
@@ -316,9 +336,13 @@ pub(crate) fn ask(directory: &Path, request: &Request) -> Result<Answer, MountEr
     if request.changes_volume() && flags.contains(StatVfsMountFlags::RDONLY) {
         return Err(failed(Errno::ROFS));
     }
-    let mut buffer = encode(request).ok_or(failed(Errno::NAMETOOLONG))?;
-    kernel::request_of_subvolumes(&open, &mut buffer).map_err(failed)?;
-    decode(&buffer[..]).ok_or(failed(Errno::PROTO))
+    let answer = whole(|next| {
+        let rest = next.map(|(number, from)| Request::Continue { number, from: from as u64 });
+        let mut buffer = encode(rest.as_ref().unwrap_or(request)).ok_or(Errno::NAMETOOLONG)?;
+        kernel::request_of_subvolumes(&open, &mut buffer)?;
+        Ok(buffer)
+    });
+    answer.map_err(failed)?.ok_or(failed(Errno::PROTO))
 }
 
 /// A path of bytes.
@@ -337,19 +361,26 @@ mod tests {
             Request::Fork { name: b"x".to_vec(), source: u64::MAX, early: true },
             Request::Remove { name: b"x".to_vec() },
             Request::Rollback { name: b"x".to_vec(), snapshot: vec![255] },
-            Request::List { after: u64::MAX },
+            Request::List,
             Request::Show,
             Request::SetDefault,
             Request::Snapshots(SnapshotRequest::Hold { name: b"x".to_vec(), held: true }),
-            Request::Differences(DifferencesRequest::Begin { new: 1 << 62, sent: true }),
-            Request::Differences(DifferencesRequest::Continue { number: u64::MAX, from: 7 }),
-            Request::Apply(ApplyRequest::Begin { winner: None }),
-            Request::Apply(ApplyRequest::Begin { winner: Some(Side::Fork) }),
-            Request::Apply(ApplyRequest::Continue { number: u64::MAX, from: 7 }),
+            Request::Differences { new: 1 << 62, sent: true },
+            Request::Apply { winner: None },
+            Request::Apply { winner: Some(Side::Fork) },
+            Request::Continue { number: u64::MAX, from: 7 },
         ] {
             let buffer = encode(&request).unwrap();
-            assert_eq!(decode::<Request>(&buffer[..]), Some(request));
+            assert_eq!(decode(&buffer[..]), Some(request));
         }
+        assert_eq!(decode(&[0; BUFFER_BYTES]), None);
+        assert_eq!(decode(b"{\"Create\":{\"na"), None);
+        let name = vec![7; BUFFER_BYTES];
+        assert!(encode(&Request::Remove { name }).is_none());
+    }
+
+    #[test]
+    fn answers_are_put_together() {
         let subvolume = Subvolume {
             id: 300,
             path: Some(path_of_bytes(b"/\xff\n\"".to_vec())),
@@ -375,21 +406,49 @@ mod tests {
             referenced_bytes: Some(9),
         };
         let subvolumes = vec![subvolume, nameless];
-        let differences = Some(Differences { number: 1, text: "- %ff;".into(), must_send: false });
         let answer = Answer {
             subvolumes,
             snapshots: vec![snapshot],
-            differences,
+            comparison: Some(Comparison::Differences("- %ff;".into())),
             space_bytes: Some(1),
             schedule: Some("every 1h keep 1x1h".into()),
             rolled_back: Some(RolledBack { old_name: b"\xff".to_vec(), has_nested: true }),
             applied: Some(AppliedCounts { names: 1, inodes: u64::MAX }),
-            conflicts: Some(Conflicts { number: u64::MAX, text: "B %ff;".into() }),
-            more: true,
+            conflicts: Some("B %ff;".into()),
         };
-        assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[..]), Some(answer));
-        assert_eq!(decode::<Request>(&[0; BUFFER_BYTES]), None);
-        assert_eq!(decode::<Request>(b"{\"Create\":{\"na"), None);
-        assert!(encode(&vec![7_u8; BUFFER_BYTES]).is_none());
+        let long = Answer { schedule: Some("x\0\n".repeat(PART_BYTES)), ..answer.clone() };
+        for answer in [Answer::default(), answer, long] {
+            let text = serde_json::to_vec(&answer).unwrap();
+            let mut asked = 0;
+            let part = |next: Option<(u64, usize)>| {
+                asked += 1;
+                let (number, from) = next.unwrap_or((u64::MAX, 0));
+                let rest = &text[from..];
+                let part = &rest[..rest.len().min(PART_BYTES)];
+                Ok::<_, Errno>(Part { number, answer_bytes: text.len(), part }.encode())
+            };
+            assert_eq!(whole(part), Ok(Some(answer)));
+            assert_eq!(asked, text.len().div_ceil(PART_BYTES));
+        }
+    }
+
+    #[test]
+    fn what_is_no_answer_is_refused() {
+        let buffer = |text: &str| {
+            let mut buffer = Box::new([0; BUFFER_BYTES]);
+            buffer[..text.len()].copy_from_slice(text.as_bytes());
+            buffer
+        };
+        for text in ["", "{}", "1\n{}", "1 x\n{}", "1 2\nab", "x 2\n{}"] {
+            assert_eq!(whole(|_| Ok::<_, Errno>(buffer(text))), Ok(None), "{text:?}");
+        }
+        // One that is said to go on and does not, or goes on as another one.
+        let mut number = 0;
+        let other = |_| {
+            number += 1;
+            Ok::<_, Errno>(buffer(&format!("{number} {}\n{{", 9 * PART_BYTES)))
+        };
+        assert_eq!(whole(other), Ok(None));
+        assert_eq!(whole(|_| Err(Errno::STALE)), Err(Errno::STALE));
     }
 }

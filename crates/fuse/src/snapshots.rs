@@ -41,20 +41,7 @@ pub fn create_snapshot(path: &Path, name: &[u8]) -> Result<Option<PathBuf>, Moun
 /// # Errors
 /// If there is no subvolume, or one can't be read.
 pub fn snapshots(path: &Path, referenced: bool) -> Result<Vec<Snapshot>, MountError> {
-    let mut found: Vec<Snapshot> = Vec::new();
-    loop {
-        let (after, after_subvolume) =
-            found.last().map_or((0, 0), |last| (last.generation, last.subvolume));
-        let list = SnapshotRequest::List { after, after_subvolume, referenced };
-        let page = ask(path, &Request::Snapshots(list))?;
-        if page.more && page.snapshots.is_empty() {
-            return Err(refused(path, Errno::PROTO));
-        }
-        found.extend(page.snapshots);
-        if !page.more {
-            return Ok(found);
-        }
-    }
+    Ok(ask(path, &Request::Snapshots(SnapshotRequest::List { referenced }))?.snapshots)
 }
 
 /// Deletes a snapshot of the subvolume with the root directory at `path`. That is durable then; its

@@ -132,15 +132,7 @@ pub fn rollback(path: &Path, snapshot: &[u8]) -> Result<Rollback, MountError> {
 /// # Errors
 /// If it is in no mount of Cairn, or one can't be read.
 pub fn subvolumes(directory: &Path) -> Result<Vec<Subvolume>, MountError> {
-    let mut found: Vec<Subvolume> = Vec::new();
-    loop {
-        let after = found.last().map_or(0, |last| last.id);
-        let page = ask(directory, &Request::List { after })?;
-        found.extend(page.subvolumes);
-        if !page.more {
-            return Ok(found);
-        }
-    }
+    Ok(ask(directory, &Request::List)?.subvolumes)
 }
 
 /// The subvolume whose root directory is at `path`.

@@ -12,82 +12,57 @@
 //! of the server. So it forgets these files (Linux 6.18). One that a program has open it can't
 //! forget: it learns a greater length, does not learn a smaller one, and forgets the file when that
 //! is closed.
-use super::kept_texts::{KeptTexts, Part};
 use super::snapshots::SCHEDULE_ATTRIBUTE;
 use super::subvolumes::{described, tell_kernel};
 use super::{Answer, RequestFailure};
 use crate::apply;
-use crate::directory_requests::{
-    self, AppliedCounts, ApplyRequest as Request, Conflicts, Side, Subvolume,
-};
+use crate::directory_requests::{self, AppliedCounts, Side, Subvolume};
 use crate::transport::{Notifier, Reply};
 use cairn_engine::{Applied, Apply, ApplyOptions, Error, FileType, InodeId, Volume, Winner};
 use cairn_environment::{clock, thread};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// What an application needs of a mount.
 pub(super) struct Mount<'m> {
     pub(super) volume: &'m Volume,
-    pub(super) kept: &'m Arc<KeptTexts>,
     /// The kernel has a writeback cache.
     pub(super) writeback: bool,
 }
 
-/// Serves a request to the root directory of a fork.
+/// Serves a request to the root directory of a fork. One side may win conflicts.
 pub(super) fn serve(
     mount: &Mount<'_>,
     fork: InodeId,
     is_privileged: bool,
-    request: &Request,
+    winner: Option<Side>,
     reply: &Reply,
 ) -> Answer<directory_requests::Answer> {
     // It changes files of all owners, and names some in directories that others may not read.
     if !is_privileged {
         return Err(Errno::PERM.into());
     }
-    let (target, part) = match *request {
-        Request::Begin { winner } => {
-            let winner = match winner {
-                None => Winner::Neither,
-                Some(Side::Fork) => Winner::Fork,
-                Some(Side::Origin) => Winner::Origin,
-            };
-            // Schedules are each side's own.
-            let options = ApplyOptions { winner, own_attribute: Some(SCHEDULE_ATTRIBUTE) };
-            // Before anything is changed, so that the answer is complete afterwards.
-            let target = described_origin(mount.volume, fork)?;
-            match mount.volume.apply_with(fork, options).map_err(or_no_origin)? {
-                Apply::Done(applied) => {
-                    let counts = AppliedCounts {
-                        names: applied.names.len() as u64,
-                        inodes: applied.inodes.len() as u64,
-                    };
-                    mount.have_kernel_forget(&applied, reply);
-                    return Ok(directory_requests::Answer {
-                        subvolumes: vec![target],
-                        applied: Some(counts),
-                        ..directory_requests::Answer::default()
-                    });
-                }
-                Apply::Conflicts(conflicts) => {
-                    let other_bytes = serde_json::to_string(&target).map_err(|_| Errno::IO)?.len();
-                    let text = apply::encode(&conflicts);
-                    (Some(target), mount.kept.begin(text, other_bytes))
-                }
-            }
-        }
-        Request::Continue { number, from } => (None, mount.kept.part(number, from)?),
+    let winner = match winner {
+        None => Winner::Neither,
+        Some(Side::Fork) => Winner::Fork,
+        Some(Side::Origin) => Winner::Origin,
     };
-    let Part { number, text, more } = part;
-    Ok(directory_requests::Answer {
-        subvolumes: target.into_iter().collect(),
-        conflicts: Some(Conflicts { number, text }),
-        more,
-        ..directory_requests::Answer::default()
-    })
+    // Schedules are each side's own.
+    let options = ApplyOptions { winner, own_attribute: Some(SCHEDULE_ATTRIBUTE) };
+    // Before anything is changed, so that the answer is complete afterwards.
+    let subvolumes = vec![described_origin(mount.volume, fork)?];
+    let mut answer =
+        directory_requests::Answer { subvolumes, ..directory_requests::Answer::default() };
+    match mount.volume.apply_with(fork, options).map_err(or_no_origin)? {
+        Apply::Done(applied) => {
+            let (names, inodes) = (applied.names.len() as u64, applied.inodes.len() as u64);
+            answer.applied = Some(AppliedCounts { names, inodes });
+            mount.have_kernel_forget(&applied, reply);
+        }
+        Apply::Conflicts(conflicts) => answer.conflicts = Some(apply::encode(&conflicts)),
+    }
+    Ok(answer)
 }
 
 /// What is known of the subvolume that a fork came from.

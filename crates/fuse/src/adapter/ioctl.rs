@@ -8,7 +8,7 @@ use super::shutdown::ASKED_FOR;
 use super::subvolumes::Asker;
 use super::{VolumeHandler, answer, apply, differences, fail, rollback, snapshots, subvolumes};
 use crate::directory_requests::{self, Request};
-use crate::kernel;
+use crate::kernel::{self, BUFFER_BYTES};
 use crate::protocol::RequestHeader;
 use crate::protocol::wire::{IoctlOut, TrimOut, TrimRange};
 use crate::transport::Reply;
@@ -17,6 +17,16 @@ use cairn_environment::thread;
 use rustix::io::Errno;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
+
+/// Answers a request about subvolumes or snapshots.
+fn answer_request(reply: Reply, buffer: super::Answer<Box<[u8; BUFFER_BYTES]>>) {
+    match buffer {
+        Ok(buffer) => {
+            let _delivery = reply.bytes(&[IoctlOut::default().as_bytes(), &buffer[..]].concat());
+        }
+        Err(failure) => fail(reply, &failure),
+    }
+}
 
 /// Whether the caller is root or the server's user.
 fn is_privileged(header: &RequestHeader) -> bool {
@@ -44,25 +54,30 @@ impl VolumeHandler {
 
     /// Serves a request about subvolumes or snapshots.
     fn request_to_directory(&self, header: &RequestHeader, input: &[u8], reply: Reply) {
-        let Some(request) = directory_requests::decode::<Request>(input) else {
+        let Some(request) = directory_requests::decode(input) else {
             return reply.error(Errno::INVAL);
         };
+        let (user, kept) = (header.uid, Arc::clone(&self.kept_answers));
+        if let Request::Continue { number, from } = request {
+            return answer_request(reply, kept.part(number, from, user));
+        }
         let is_privileged = is_privileged(header);
         let asker = Asker::new(header, is_privileged);
         let (volume, directory) = (self.volume.clone(), InodeId(header.node));
-        let (shown, kept) = (Arc::clone(&self.snapshots), Arc::clone(&self.kept_texts));
-        let (keeper, writeback) = (Arc::clone(&self.keeper), self.writeback);
+        let (shown, keeper) = (Arc::clone(&self.snapshots), Arc::clone(&self.keeper));
+        let writeback = self.writeback;
         thread::spawn("cairn-subvolume", move || {
             let done = match &request {
                 Request::Snapshots(request) => {
                     snapshots::serve(&volume, &shown, &keeper, directory, &asker, request, &reply)
                 }
-                Request::Differences(request) => {
-                    differences::serve(&volume, &kept, directory, is_privileged, request)
+                Request::Differences { new, sent } => {
+                    let new = InodeId(*new);
+                    differences::serve(&volume, directory, new, *sent, is_privileged)
                 }
-                Request::Apply(request) => {
-                    let mount = apply::Mount { volume: &volume, kept: &kept, writeback };
-                    apply::serve(&mount, directory, is_privileged, request, &reply)
+                Request::Apply { winner } => {
+                    let mount = apply::Mount { volume: &volume, writeback };
+                    apply::serve(&mount, directory, is_privileged, *winner, &reply)
                 }
                 Request::Rollback { name, snapshot } => {
                     let mount = rollback::Mount { volume: &volume, shown: &shown, keeper: &keeper };
@@ -70,14 +85,8 @@ impl VolumeHandler {
                 }
                 request => subvolumes::serve(&volume, directory, &asker, request, &reply),
             };
-            match done.and_then(|done| Ok(directory_requests::encode(&done).ok_or(Errno::MSGSIZE)?))
-            {
-                Ok(buffer) => {
-                    let _delivery =
-                        reply.bytes(&[IoctlOut::default().as_bytes(), &buffer[..]].concat());
-                }
-                Err(failure) => fail(reply, &failure),
-            }
+            let text = done.and_then(|done| Ok(serde_json::to_vec(&done).map_err(|_| Errno::IO)?));
+            answer_request(reply, text.map(|text| kept.begin(text, user)));
         });
     }
 

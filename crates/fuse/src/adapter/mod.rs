@@ -37,7 +37,7 @@ mod holes;
 mod ioctl;
 mod keeper;
 mod keeper_requests;
-mod kept_texts;
+mod kept_answers;
 #[cfg(test)]
 mod killed_programs_tests;
 #[cfg(test)]
@@ -62,7 +62,7 @@ pub use keeper::Keeper;
 pub use periodic::PeriodicCommit;
 
 use self::keeper_requests::KeeperRequests;
-use self::kept_texts::KeptTexts;
+use self::kept_answers::KeptAnswers;
 use self::overdrawn::Overdrawn;
 use self::requests::RequestCounters;
 use self::settle::WritesInWork;
@@ -126,7 +126,7 @@ pub struct VolumeHandler {
     overdrawn: Overdrawn,
     shutdown: ShutdownState,
     snapshots: Arc<SnapshotDirectories>,
-    kept_texts: Arc<KeptTexts>,
+    kept_answers: Arc<KeptAnswers>,
     keeper: Arc<KeeperRequests>,
     /// The listing of the root directory has `.snapshots`.
     shows_snapshots: bool,
@@ -150,7 +150,7 @@ impl VolumeHandler {
             overdrawn: Overdrawn::default(),
             shutdown: ShutdownState::default(),
             snapshots: Arc::default(),
-            kept_texts: Arc::default(),
+            kept_answers: Arc::default(),
             keeper: Arc::new(KeeperRequests::new()),
             shows_snapshots: false,
             ending: AtomicBool::new(false),

@@ -4,7 +4,7 @@
 //! deleted one, until it is told before the answer.
 use super::keeper_requests::KeeperRequests;
 use super::snapshot_directories::SnapshotDirectories;
-use super::subvolumes::{Asker, PAGE_BYTES, described, shown_uuid};
+use super::subvolumes::{Asker, described, shown_uuid};
 use super::{Answer, RequestFailure};
 use crate::directory_requests::{
     self, Interval, Snapshot, SnapshotPlace, SnapshotRequest as Request,
@@ -91,9 +91,7 @@ pub(super) fn serve(
                 ..directory_requests::Answer::default()
             });
         }
-        Request::List { after, after_subvolume, referenced } => {
-            return list(volume, subvolume, (*after, *after_subvolume), *referenced);
-        }
+        Request::List { referenced } => return list(volume, subvolume, *referenced),
     }
     Ok(directory_requests::Answer::default())
 }
@@ -202,14 +200,11 @@ pub(super) fn delete_all<'s>(
     all.iter().try_for_each(|(of, generations)| volume.delete_snapshots(*of, generations))
 }
 
-/// As many as fit into an answer.
 fn list(
     volume: &Volume,
     subvolume: u64,
-    after: SnapshotPlace,
     with_referenced: bool,
 ) -> Answer<directory_requests::Answer> {
-    let (mut page, mut bytes) = (directory_requests::Answer::default(), 0);
     let shown = volume.snapshots(subvolume)?;
     let (mut unique, mut referenced) = (HashMap::new(), HashMap::new());
     for of in by_subvolume(&shown).into_keys() {
@@ -222,9 +217,9 @@ fn list(
         }
     }
     let bytes_of = |blocks: Option<&u64>| blocks.map(|blocks| blocks * BLOCK_BYTES);
-    for info in shown.into_iter().filter(|info| place_of(info) > after) {
+    let snapshots = shown.into_iter().map(|info| {
         let place = place_of(&info);
-        let snapshot = Snapshot {
+        Snapshot {
             name: info.name,
             generation: info.generation,
             subvolume: info.subvolume,
@@ -233,13 +228,8 @@ fn list(
             is_held: info.is_held,
             unique_bytes: bytes_of(unique.get(&place)),
             referenced_bytes: bytes_of(referenced.get(&place)),
-        };
-        bytes += serde_json::to_string(&snapshot).map_err(|_| Errno::IO)?.len() + 1;
-        if bytes > PAGE_BYTES && !page.snapshots.is_empty() {
-            page.more = true;
-            break;
         }
-        page.snapshots.push(snapshot);
-    }
-    Ok(page)
+    });
+    let snapshots = snapshots.collect();
+    Ok(directory_requests::Answer { snapshots, ..directory_requests::Answer::default() })
 }

@@ -6,7 +6,6 @@
 use super::Answer;
 use super::set_id::has_group;
 use crate::directory_requests::{self, Request, Subvolume, path_of_bytes};
-use crate::kernel::BUFFER_BYTES;
 use crate::protocol::RequestHeader;
 use crate::transport::Reply;
 use cairn_engine::{
@@ -18,8 +17,6 @@ use std::fmt::Write;
 
 /// Bits of write and search permission.
 const CHANGE_NAMES: u32 = 0o3;
-/// Of the buffer, at most so much is filled with whole answers.
-pub(super) const PAGE_BYTES: usize = BUFFER_BYTES - 256;
 
 /// Who asks.
 pub(super) struct Asker {
@@ -106,12 +103,12 @@ pub(super) fn serve(
             })?;
             tell_kernel(reply, directory, name);
         }
-        Request::List { after } => {
+        Request::List => {
             // It shows names in directories that others may not read.
             if !asker.is_privileged {
                 return Err(Errno::PERM.into());
             }
-            return list(volume, *after);
+            return list(volume);
         }
         Request::Show => {
             let subvolumes = vec![described(volume, root_of(volume, directory)?)?];
@@ -128,8 +125,9 @@ pub(super) fn serve(
         }
         Request::Rollback { .. }
         | Request::Snapshots(_)
-        | Request::Differences(_)
-        | Request::Apply(_) => {
+        | Request::Differences { .. }
+        | Request::Apply { .. }
+        | Request::Continue { .. } => {
             return Err(Errno::INVAL.into());
         }
     }
@@ -158,22 +156,14 @@ pub(super) fn tell_kernel(reply: &Reply, directory: InodeId, name: &[u8]) {
     reply.invalidate_attributes(directory.0);
 }
 
-/// As many as fit into an answer.
-fn list(volume: &Volume, after: u64) -> Answer<directory_requests::Answer> {
-    let (mut page, mut bytes) = (directory_requests::Answer::default(), 0);
+fn list(volume: &Volume) -> Answer<directory_requests::Answer> {
     let (mut paths, all) = (volume.paths_of_subvolumes()?, volume.subvolumes()?);
     let mut forks = forks_of(&all);
-    for info in all.iter().filter(|info| info.id > after) {
-        let forks = forks.remove(&info.id).unwrap_or(0);
-        let subvolume = shown(info, paths.remove(&info.id), forks);
-        bytes += serde_json::to_string(&subvolume).map_err(|_| Errno::IO)?.len() + 1;
-        if bytes > PAGE_BYTES && !page.subvolumes.is_empty() {
-            page.more = true;
-            break;
-        }
-        page.subvolumes.push(subvolume);
-    }
-    Ok(page)
+    let subvolumes = all
+        .iter()
+        .map(|info| shown(info, paths.remove(&info.id), forks.remove(&info.id).unwrap_or(0)));
+    let subvolumes = subvolumes.collect();
+    Ok(directory_requests::Answer { subvolumes, ..directory_requests::Answer::default() })
 }
 
 /// An identity in digits.
@@ -196,8 +186,7 @@ fn forks_of(all: &[SubvolumeInfo]) -> HashMap<u64, u64> {
 fn shown(info: &SubvolumeInfo, path: Option<Vec<u8>>, forks: u64) -> Subvolume {
     Subvolume {
         id: info.id,
-        // Two digits for each byte; one that fills more than half of a page is left out.
-        path: path.filter(|path| path.len() <= PAGE_BYTES / 4).map(path_of_bytes),
+        path: path.map(path_of_bytes),
         parent: info.parent,
         uuid: shown_uuid(&info.uuid),
         created_ns: info.created_ns,
