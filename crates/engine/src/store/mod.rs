@@ -15,6 +15,7 @@
 //! Fields that only this folder changes are visible only here. The others are handles that check
 //! their own invariants.
 pub(crate) mod alone;
+mod cleanups;
 mod commit;
 mod committer;
 pub(crate) mod counters;

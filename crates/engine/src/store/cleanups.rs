@@ -1,0 +1,150 @@
+//! Cleanups: what the deletion of a snapshot leaves to do.
+//!
+//! Runs of certain births leave certain dead lists, some at a time, and their blocks become free.
+//! That begins when the deletion's transaction is cut: only then everything is in the lists. *A
+//! crash: runs are named and referenced, or neither, since each batch is of one transaction; the
+//! next mount goes on.*
+use super::Store;
+use super::operation::Operation;
+use crate::{InodeId, Result};
+use cairn_btree::Tree;
+use cairn_format::{DeadRun, Generation, ItemKind, Key, TreeId};
+use std::ops::RangeInclusive;
+
+impl Store {
+    /// Subvolumes of which dead runs are to be freed, by their root directories.
+    pub(crate) fn with_cleanups(&self) -> Result<Vec<InodeId>> {
+        let ids = self.trees.with_items(ItemKind::Cleanup)?.into_iter();
+        ids.map(|id| Ok(InodeId::root_of(self.trees.slot_for_work(id)?))).collect()
+    }
+
+    /// Frees what the cleanups of the subvolume with the root directory `root` name, unless
+    /// `interrupted` says that the volume is being closed: then the next mount goes on. First
+    /// `unload` waits for those who still read the snapshot with this root directory.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]: it is to be tried again after a commit.
+    pub(crate) fn clean_up(
+        &self,
+        root: InodeId,
+        interrupted: impl Fn() -> bool,
+        unload: impl Fn(InodeId),
+    ) -> Result<()> {
+        let id = self.trees.subvolume(root)?.id;
+        while let Some((newest, cleanup)) = self.trees.cleanups(id).next().transpose()? {
+            self.cut_work.take_readers(id).into_iter().for_each(&unload);
+            if self.transactions.generation() <= self.cut_work.last_deletion() {
+                // What died before the deletion enters the lists with the cut.
+                self.commit()?;
+            }
+            let births = cleanup.oldest.next()..=newest;
+            let lists: Vec<_> = self.trees.dead_lists(id).collect::<Result<_>>()?;
+            for (since, list) in lists {
+                if (cleanup.lists_from..cleanup.lists_to).contains(&since) {
+                    self.clean_list(id, list, &births, &interrupted)?;
+                    if interrupted() {
+                        return Ok(());
+                    }
+                    self.drop_list_if_unneeded(id, since, list)?;
+                }
+            }
+            let mut operation = self.begin_on_snapshots(id)?;
+            let records = self.trees.lock_records();
+            operation.note_unlogged_change();
+            let key = Key::of_subvolume(id, ItemKind::Cleanup, newest);
+            records.tree()?.remove(&operation.change(), &key)?;
+            drop(records);
+            operation.leave_unlogged();
+        }
+        Ok(())
+    }
+
+    /// Frees the runs of a list that were born in `births`.
+    fn clean_list(
+        &self,
+        id: TreeId,
+        list: u64,
+        births: &RangeInclusive<Generation>,
+        interrupted: &impl Fn() -> bool,
+    ) -> Result<()> {
+        let is_due = |run: &DeadRun| births.contains(&run.birth);
+        let mut from = Key::dead_runs(list, Generation(0), 0);
+        while let Some((key, runs)) = self.trees.runs_from(from)? {
+            if runs.iter().any(is_due) {
+                let mut operation = self.begin_on_snapshots(id)?;
+                operation.free_runs(key, is_due)?;
+                operation.leave_unlogged();
+            }
+            if interrupted() {
+                break;
+            }
+            let Some(next) = key.successor() else { break };
+            from = next;
+        }
+        Ok(())
+    }
+
+    /// Removes a list in which nothing is, and nothing will be.
+    fn drop_list_if_unneeded(&self, id: TreeId, since: Generation, list: u64) -> Result<()> {
+        if self.trees.runs_from(Key::dead_runs(list, Generation(0), 0))?.is_some() {
+            return Ok(());
+        }
+        let mut operation = self.begin_on_snapshots(id)?;
+        let boundary = operation.subvolume().open_tree().map(Tree::boundary);
+        let records = self.trees.lock_records();
+        let is_open =
+            boundary.is_some_and(|boundary| boundary.newest().0 > 0 && boundary.list() == list);
+        let has_snapshot = self.trees.has_snapshot(id, since)?;
+        // What died in this transaction is not in the list yet.
+        let is_empty = !self.space.has_dead(list)
+            && self.trees.runs_from(Key::dead_runs(list, Generation(0), 0))?.is_none();
+        if !is_open && !has_snapshot && is_empty {
+            operation.note_unlogged_change();
+            let key = Key::of_subvolume(id, ItemKind::DeadList, since);
+            records.tree()?.remove(&operation.change(), &key)?;
+        }
+        drop(records);
+        operation.leave_unlogged();
+        Ok(())
+    }
+
+    /// Whether anything of deleted snapshots of the subvolume with the root directory `root` is to
+    /// be freed.
+    pub(crate) fn has_cleanups(&self, root: InodeId) -> Result<bool> {
+        let id = self.trees.subvolume(root)?.id;
+        Ok(self.trees.cleanups(id).next().transpose()?.is_some())
+    }
+}
+
+impl Operation<'_> {
+    /// Frees those runs of an item that are due; the others stay.
+    fn free_runs(&mut self, key: Key, is_due: impl Fn(&DeadRun) -> bool) -> Result<()> {
+        let store = self.store();
+        let _records = store.trees.lock_records();
+        let Some((found, runs)) = store.trees.runs_from(key)? else { return Ok(()) };
+        if found != key {
+            return Ok(());
+        }
+        let (due, kept): (Vec<_>, Vec<_>) = runs.into_iter().partition(is_due);
+        // Damage is found before anything is changed.
+        if let Some(run) = due.iter().find(|run| !store.space.is_referenced(run.range)) {
+            return Err(store
+                .trees
+                .damaged(format!("a dead run at {} not in use", run.range.start)));
+        }
+        let tree = store.trees.dead_runs().ok_or_else(|| store.trees.damaged_dead_runs())?;
+        self.note_unlogged_change();
+        if kept.is_empty() {
+            tree.remove(&self.change(), &key)?;
+        } else {
+            tree.insert(&self.change(), key, &DeadRun::encode_all(&kept))?;
+        }
+        let mut blocks = 0;
+        for run in &due {
+            blocks += run.range.blocks;
+            store.space.free(run.range, self.generation())?;
+        }
+        store.snapshot_counts.note_freed(due.len() as u64, blocks);
+        Ok(())
+    }
+}
