@@ -12,16 +12,25 @@
 //! 3. An item comes before a subtree if its key does; otherwise the subtree is read. Of two items
 //!    the smaller key comes first, and equal ones are compared.
 //!
+//! With a subtree, those behind it are read that have to be, up to [`TOGETHER`]: of its level, and
+//! not of the other side, as far as that one's next subtrees have the same level.
+//!
 //! Invariant: what both streams have left differs in exactly what was not returned yet.
 //!
 //! Lock discipline: one node's shared lock, while it is copied. Nothing may change the trees
 //! meanwhile: they are those of snapshots, or of a volume that is only read.
 use crate::error::TreeError;
 use crate::expected::Expected;
+use crate::fetch_many::fetch_many;
+use crate::handle::NodeHandle;
 use crate::tree::Tree;
 use cairn_format::{Key, Node};
 use std::cmp::Ordering;
+use std::collections::HashSet;
 use std::iter::FusedIterator;
+
+/// Nodes of one side that are read at the same time.
+const TOGETHER: usize = 64;
 
 /// An item of which two trees have different values, or that only one of them has.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,7 +59,19 @@ struct Stream<'a> {
     /// What was read of a leaf, and the next item in it. It precedes the subtrees.
     leaf: Option<(Node, usize)>,
     /// The next one is the last.
-    subtrees: Vec<Expected>,
+    subtrees: Vec<Subtree>,
+}
+
+struct Subtree {
+    expected: Expected,
+    /// If it was read before its turn.
+    node: Option<NodeHandle>,
+}
+
+impl From<Expected> for Subtree {
+    fn from(expected: Expected) -> Self {
+        Self { expected, node: None }
+    }
 }
 
 /// What comes next on one side.
@@ -62,13 +83,13 @@ enum Next<'s> {
 
 impl<'a> Stream<'a> {
     fn new(tree: &'a Tree) -> Self {
-        Self { tree, leaf: None, subtrees: vec![tree.expected_root(tree.root())] }
+        Self { tree, leaf: None, subtrees: vec![tree.expected_root(tree.root()).into()] }
     }
 
     fn next(&self) -> Next<'_> {
         match &self.leaf {
             Some((leaf, at)) => Next::Item(leaf.key(*at), leaf.value(*at)),
-            None => self.subtrees.last().map_or(Next::End, Next::Subtree),
+            None => self.subtrees.last().map_or(Next::End, |next| Next::Subtree(&next.expected)),
         }
     }
 
@@ -82,15 +103,57 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Puts in the place of the next subtree what is in its node.
-    fn read_subtree(&mut self) -> Result<(), TreeError> {
-        let Some(expected) = self.subtrees.pop() else { return Ok(()) };
-        let cache = &self.tree.cache;
-        let node = cache.fetch(&expected)?.read(&cache.waits);
+    /// The next subtrees that have this level, and the first key behind them.
+    fn next_of_level(&self, level: u8) -> (&[Subtree], Option<Key>) {
+        let is_other = |subtree: &Subtree| subtree.expected.level != level;
+        let first = self.subtrees.iter().rposition(is_other).map_or(0, |other| other + 1);
+        let behind = first.checked_sub(1).map(|other| self.subtrees[other].expected.bounds.lower);
+        (&self.subtrees[first..], behind)
+    }
+
+    /// Reads the next subtree, with others that have to be read.
+    fn read_ahead(&mut self, other: &Self) -> Result<(), TreeError> {
+        let Some(next) = self.subtrees.last().filter(|next| next.node.is_none()) else {
+            return Ok(());
+        };
+        let (own, others) =
+            (self.next_of_level(next.expected.level), other.next_of_level(next.expected.level));
+        // Of what lies behind, the other side may have the same.
+        let is_known = |key| match others {
+            ([], _) => matches!(other.next(), Next::End),
+            (_, behind) => behind.is_none_or(|behind| key < behind),
+        };
+        let pointer = |subtree: &Subtree| (subtree.expected.block, subtree.expected.generation);
+        let shared: HashSet<_> = others.0.iter().map(pointer).collect();
+        let is_wanted = |subtree: &Subtree| {
+            subtree.node.is_none()
+                && is_known(subtree.expected.bounds.lower)
+                && !shared.contains(&pointer(subtree))
+        };
+        let first = self.subtrees.len() - own.0.len();
+        let before = own.0.iter().enumerate().rev().skip(1).take(TOGETHER - 1);
+        let wanted = before.filter(|(_, subtree)| is_wanted(subtree)).map(|(at, _)| first + at);
+        let wanted: Vec<usize> = std::iter::once(self.subtrees.len() - 1).chain(wanted).collect();
+        let expected: Vec<_> = wanted.iter().map(|at| self.subtrees[*at].expected).collect();
+        let mut found = wanted.into_iter().zip(fetch_many(&self.tree.cache, &expected));
+        if let Some((at, node)) = found.next() {
+            self.subtrees[at].node = Some(node?);
+        }
+        // What fails is tried again when its turn comes.
+        found.for_each(|(at, node)| self.subtrees[at].node = node.ok());
+        Ok(())
+    }
+
+    /// Puts in the place of the next subtree what is in its node, which was read.
+    fn open_subtree(&mut self) -> Result<(), TreeError> {
+        let Some(Subtree { expected, node: Some(node) }) = self.subtrees.pop() else {
+            return Ok(());
+        };
+        let node = node.read(&self.tree.cache.waits);
         expected.check_keys(&node)?;
         if node.level() > 0 {
             let child = |index| Expected::child(self.tree.owner(), &node, expected.bounds, index);
-            self.subtrees.extend((0..node.count()).rev().map(child));
+            self.subtrees.extend((0..node.count()).rev().map(child).map(Subtree::from));
         } else if node.count() > 0 {
             self.leaf = Some((Node::clone(&node), 0));
         }
@@ -177,12 +240,18 @@ impl Differences<'_> {
                     self.right.pass_item();
                 }
                 Step::Read { left, right } => {
+                    if left {
+                        self.left.read_ahead(&self.right)?;
+                    }
+                    if right {
+                        self.right.read_ahead(&self.left)?;
+                    }
                     for stream in [left.then_some(&mut self.left), right.then_some(&mut self.right)]
                         .into_iter()
                         .flatten()
                     {
                         self.nodes_read += 1;
-                        stream.read_subtree()?;
+                        stream.open_subtree()?;
                     }
                 }
                 Step::Return { left, right } => {

@@ -2,10 +2,16 @@
 //! read, as a count of nodes.
 use crate::test_support::{Model, TestVolume, key, value};
 use crate::{ItemDifference, Tree, TreeError};
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
+use cairn_environment::Rank;
+use cairn_environment::lock::{Condvar, Mutex};
 use cairn_environment::random::Seeded;
 use cairn_format::node::VALUE_BYTES_MAX;
 use cairn_format::{Key, NodePointer};
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 const KEYS: u64 = 6000;
 
@@ -151,4 +157,68 @@ fn damage_ends_the_walk() {
     let mut found = left.differences(&right);
     assert!(matches!(found.next(), Some(Err(TreeError::Damaged { .. }))));
     assert!(found.next().is_none());
+}
+
+/// A device whose reads wait for another one until two were under way at once, if they are to meet.
+struct Meeting {
+    inner: MemoryDevice,
+    /// How many reads, and whether two have met.
+    under_way: Mutex<(u64, bool)>,
+    changed: Condvar,
+    reads: AtomicU64,
+}
+
+impl Meeting {
+    const PATIENCE: Duration = Duration::from_millis(200);
+
+    fn new(inner: MemoryDevice) -> Self {
+        let under_way = Mutex::new(Rank::LEAF, (0, true));
+        Self { inner, under_way, changed: Condvar::new(), reads: AtomicU64::new(0) }
+    }
+}
+
+impl BlockDevice for Meeting {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.under_way.lock();
+        state.0 += 1;
+        if state.0 > 1 {
+            state.1 = true;
+            self.changed.notify_all();
+        } else if !state.1 {
+            self.changed.wait_for(&mut state, Self::PATIENCE);
+        }
+        drop(state);
+        let done = self.inner.read(offset_bytes, buffer);
+        self.under_way.lock().0 -= 1;
+        done
+    }
+
+    forward_to_device!(self => self.inner; write, flush, discard, length_bytes, flush_time);
+}
+
+#[test]
+fn what_has_to_be_read_is_read_together_and_once() {
+    let device = Arc::new(Meeting::new(MemoryDevice::new(256 << 20)));
+    let mut volume = TestVolume::on(device.clone(), 1 << 20);
+    let tree = volume.create();
+    let items = 20_000;
+    for index in 0..items {
+        volume.insert(&tree, key(index), &value(index, 0, 400));
+    }
+    let before = cut(&mut volume, &tree);
+    for index in (0..items / 2).step_by(10) {
+        volume.insert(&tree, key(index), &value(index, 1, 400));
+    }
+    let after = cut(&mut volume, &tree);
+    let nodes = volume.check(after).1.len() as u64;
+    let [left, right] = [before, after].map(|root| volume.open_apart(root));
+    device.reads.store(0, Ordering::Relaxed);
+    device.under_way.lock().1 = false;
+    let (found, nodes_read) = differences(&left, &right);
+    assert_eq!(found.len() as u64, items / 20);
+    // Half of each side.
+    assert!(nodes / 2 < nodes_read && nodes_read < nodes / 2 * 3, "{nodes_read} of {nodes} each");
+    assert_eq!(device.reads.load(Ordering::Relaxed), nodes_read, "each once, and no other");
+    assert!(device.under_way.lock().1, "no two reads were under way at once");
 }

@@ -75,6 +75,7 @@ mod edit;
 mod end;
 mod error;
 mod expected;
+mod fetch_many;
 mod handle;
 mod lookup;
 mod node_lock;
