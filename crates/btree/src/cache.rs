@@ -27,7 +27,7 @@ use cairn_format::node::VALUE_BYTES_MAX;
 use cairn_format::{
     BlockNumber, BlockRange, Generation, Geometry, NODE_BLOCKS, NODE_SIZE, Node, VolumeId,
 };
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Nodes that a shard should have room for, at least.
 const SHARD_NODES_MIN: u64 = 64;
@@ -67,6 +67,8 @@ pub struct NodeCache {
     /// Of a cache of snapshots: where their nodes may be in memory already. Its own are only read,
     /// and nobody says when their blocks are used again.
     live: Option<Arc<NodeCache>>,
+    /// Of a live cache: that of its snapshots, where nodes may be that it had no room for.
+    of_snapshots: OnceLock<Weak<NodeCache>>,
     sections: Vec<Section>,
 }
 
@@ -82,11 +84,14 @@ impl NodeCache {
     }
 
     /// An empty cache beside `live`, for trees of committed transactions that are only read, and
-    /// whose blocks may be used again without this cache being told. It copies nodes that `live`
-    /// has in memory.
+    /// whose blocks may be used again without this cache being told. Each of the two, if it is the
+    /// first one beside `live`, copies nodes that the other has in memory.
     pub fn of_snapshots(live: &Arc<NodeCache>, limit_bytes: u64) -> Arc<NodeCache> {
         let (device, beside) = (Arc::clone(&live.device), Some(Arc::clone(live)));
-        Arc::new(Self::with(device, live.volume, live.geometry, limit_bytes, beside))
+        let cache = Self::with(device, live.volume, live.geometry, limit_bytes, beside);
+        let cache = Arc::new(cache);
+        let _is_first = live.of_snapshots.set(Arc::downgrade(&cache));
+        cache
     }
 
     fn with(
@@ -112,6 +117,7 @@ impl NodeCache {
             volume,
             geometry,
             live,
+            of_snapshots: OnceLock::new(),
             sections,
         }
     }
@@ -191,13 +197,18 @@ impl NodeCache {
         drop(shard);
         let mut load = Load { section, block: expected.block, node: None };
         self.locks.before_sleep();
-        let node = match self.live.as_ref().and_then(|live| live.copy_of(expected)) {
+        let node = match self.beside().and_then(|other| other.copy_of(expected)) {
             Some(node) => node,
             None => self.read(expected)?,
         };
         let node = NodeHandle::new(node, &self.locks);
         load.node = Some(node.clone());
         Ok(node)
+    }
+
+    fn beside(&self) -> Option<Arc<NodeCache>> {
+        let of_snapshots = || self.of_snapshots.get().and_then(Weak::upgrade);
+        self.live.clone().or_else(of_snapshots)
     }
 
     /// A copy of a node of a committed transaction, if it is in memory and needs no waiting. What

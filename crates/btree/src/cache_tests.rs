@@ -286,6 +286,43 @@ fn nodes_of_snapshots_that_are_in_memory_are_not_read() {
 }
 
 #[test]
+fn nodes_that_a_snapshot_has_in_memory_are_not_read() {
+    let device = TestDevice::new(64 << 20);
+    let mut volume = TestVolume::on(Arc::clone(&device) as Arc<dyn BlockDevice>, 16 << 20);
+    let tree = volume.create();
+    let model = fill(&volume, &tree, 2_000, 500);
+    volume.commit();
+    let [(live, _seen), (unused, _other)] = [(); 2].map(|()| {
+        let live = volume.open_apart(tree.root());
+        let cache = NodeCache::of_snapshots(&live.cache, 16 << 20);
+        let snapshot = Tree::open(cache, Arc::clone(&volume.space), TREE_FILES, tree.root());
+        assert_same(&all_items(&snapshot), &model);
+        (live, snapshot)
+    });
+    let reads = device.reads.load(Ordering::SeqCst);
+    assert!(reads > 0);
+    assert_same(&all_items(&live), &model);
+    assert_eq!(device.reads.load(Ordering::SeqCst), reads);
+
+    // The snapshot is gone, and other nodes get its blocks.
+    for index in 0..2_000 {
+        volume.insert(&tree, key(index), &value(index, 1, 500));
+    }
+    let one = Request { data_blocks: 0, nodes: 1 };
+    while let Ok(reservation) = volume.space.try_reserve(one, Urgency::Commit) {
+        volume.space.allocate_node(&reservation).expect("reserved");
+    }
+    volume.commit();
+    for index in 0..1_000 {
+        volume.insert(&tree, key(index), &value(index, 2, 500));
+    }
+    volume.commit();
+    let space = Arc::clone(&volume.space);
+    let later = Tree::open(Arc::clone(&unused.cache), space, TREE_FILES, tree.root());
+    assert_same(&all_items(&later), &all_items(&tree));
+}
+
+#[test]
 fn the_smallest_cache_works() {
     let mut volume = TestVolume::new(64 << 20, 0);
     let tree = volume.create();
