@@ -4,7 +4,7 @@
 //! the run with nothing beside it, then while another thread fsyncs a file of 1 GiB. What counts is
 //! the 99th percentile of both.
 use super::{Findings, Place, Settings};
-use crate::client::{self, Client, Limit};
+use crate::client::{self, Client, Limit, Measured};
 use crate::recorder::Recorder;
 use crate::report::Figure;
 use crate::target::Open;
@@ -26,11 +26,58 @@ pub const BESIDE: &str = "fsync, beside";
 pub const LARGE: &str = "fsync, large";
 pub const RATIO: &str = "p99 beside / quiet";
 
-/// What the thread with the large file does.
+/// What the thread beside the small fsyncs does: it waits, prepares what is to be measured, does
+/// that, or has ended.
 const WAITS: u8 = 0;
-const WRITES: u8 = 1;
-const FSYNCS: u8 = 2;
+const PREPARES: u8 = 1;
+const WORKS: u8 = 2;
 const HAS_ENDED: u8 = 3;
+
+/// Of the thread beside the small fsyncs.
+#[derive(Clone, Default)]
+pub(super) struct Phase(Arc<AtomicU8>);
+
+impl Phase {
+    /// From here on fsyncs count as beside its work.
+    pub(super) fn begin_work(&self) {
+        self.0.store(WORKS, Ordering::SeqCst);
+    }
+}
+
+/// Has clients fsync small files: first for the time of the run with nothing beside them, then
+/// while one more thread does `work`, which counts as `parts` operations.
+pub(super) fn small_fsyncs(
+    place: &Place,
+    settings: &Settings,
+    (name, parts): (&str, u64),
+    work: impl Fn(&Client, &mut Recorder, &Phase) -> anyhow::Result<()> + Send + Sync + 'static,
+) -> anyhow::Result<Measured> {
+    let (in_clients, phase, quiet_time) = (place.clone(), Phase::default(), settings.duration);
+    let small_clients = settings.clients;
+    let mut plan = settings.plan(name, Limit::Operations(parts));
+    plan.clients += 1;
+    client::run(&plan, move |client, recorder| {
+        if client.index < small_clients {
+            return fsync_small_file(&in_clients, client, recorder, &phase.0);
+        }
+        while client.begin.elapsed() < quiet_time && client.goes_on() {
+            clock::sleep(QUIET_CHECK);
+        }
+        phase.0.store(PREPARES, Ordering::SeqCst);
+        let done = work(client, recorder, &phase);
+        phase.0.store(HAS_ENDED, Ordering::SeqCst);
+        done
+    })
+}
+
+/// The 99th percentile of the small fsyncs beside the work, against that of the quiet ones.
+pub(super) fn ratio(measured: &Measured) -> f64 {
+    let summaries = measured.recorder.summaries();
+    let find = |name: &str| summaries.iter().find(|summary| summary.name == name);
+    let p99_us = |name: &str| find(name).and_then(|summary| summary.p99_us).unwrap_or(0.0);
+    let (quiet_us, beside_us) = (p99_us(QUIET), p99_us(BESIDE));
+    if quiet_us > 0.0 { beside_us / quiet_us } else { 0.0 }
+}
 
 /// The large file must be dirty in memory, as a whole, when it is fsynced.
 pub fn settings(settings: &Settings) -> Settings {
@@ -41,29 +88,17 @@ pub fn settings(settings: &Settings) -> Settings {
 
 pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     let large_bytes = LARGE_BYTES.min(place.target.space_bytes()? / 4);
-    let (in_clients, phase, quiet_time) =
-        (place.clone(), Arc::new(AtomicU8::new(WAITS)), settings.duration);
-    let small_clients = settings.clients;
-    // What is counted are the three parts of the large file's story.
-    let mut plan = settings.plan("isolation", Limit::Operations(3));
-    plan.clients += 1;
-    let measured = client::run(&plan, move |client, recorder| {
-        if client.index < small_clients {
-            return fsync_small_file(&in_clients, client, recorder, &phase);
-        }
-        let fsynced =
-            fsync_large_file(&in_clients, client, recorder, &phase, quiet_time, large_bytes);
-        phase.store(HAS_ENDED, Ordering::SeqCst);
-        fsynced
-    })?;
+    let (in_client, quiet_time) = (place.clone(), settings.duration);
+    // What is counted are the two parts of the large file's story.
+    let measured =
+        small_fsyncs(place, settings, ("isolation", 2), move |client, recorder, phase| {
+            fsync_large_file(&in_client, client, recorder, phase, large_bytes)
+        })?;
     let summaries = measured.recorder.summaries();
-    let find = |name: &str| summaries.iter().find(|summary| summary.name == name);
-    let p99_us = |name: &str| find(name).and_then(|summary| summary.p99_us).unwrap_or(0.0);
-    let (quiet_us, beside_us) = (p99_us(QUIET), p99_us(BESIDE));
-    let completed = find(QUIET).map_or(0, |summary| summary.count);
-    let ratio = if quiet_us > 0.0 { beside_us / quiet_us } else { 0.0 };
+    let quiet = summaries.iter().find(|summary| summary.name == QUIET);
+    let completed = quiet.map_or(0, |summary| summary.count);
     let figures = vec![
-        Figure::new(RATIO, ratio, ""),
+        Figure::new(RATIO, ratio(&measured), ""),
         Figure::new("large file", large_bytes as f64 / 1e6, "MB"),
     ];
     let throughput = Figure::new(
@@ -90,10 +125,10 @@ fn fsync_small_file(
         file.write_at(&block, round % SMALL_BLOCKS * SMALL_BYTES as u64)?;
         let begin = clock::now_monotonic();
         file.sync()?;
-        // An fsync that outlasts the large one counts above all.
+        // An fsync that outlasts the work counts above all.
         match before {
             WAITS => recorder.record(QUIET, begin),
-            FSYNCS => recorder.record(BESIDE, begin),
+            WORKS => recorder.record(BESIDE, begin),
             _ => {}
         }
     }
@@ -104,15 +139,9 @@ fn fsync_large_file(
     place: &Place,
     client: &Client,
     recorder: &mut Recorder,
-    phase: &AtomicU8,
-    quiet_time: Duration,
+    phase: &Phase,
     large_bytes: u64,
 ) -> anyhow::Result<()> {
-    while client.begin.elapsed() < quiet_time && client.goes_on() {
-        clock::sleep(QUIET_CHECK);
-    }
-    client.completed();
-    phase.store(WRITES, Ordering::SeqCst);
     let file = place.target.open(&place.path("large"), Open::Create)?;
     let part = vec![0x4c; PART_BYTES];
     for index in 0..large_bytes / PART_BYTES as u64 {
@@ -122,7 +151,7 @@ fn fsync_large_file(
         file.write_at(&part, index * PART_BYTES as u64)?;
     }
     client.completed();
-    phase.store(FSYNCS, Ordering::SeqCst);
+    phase.begin_work();
     recorder.time(LARGE, || file.sync())?;
     client.completed();
     Ok(())

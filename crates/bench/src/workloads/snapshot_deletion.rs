@@ -3,9 +3,11 @@
 //!
 //! For each order: a file is overwritten at random places between snapshots, so that each snapshot
 //! alone has as many runs; then the snapshots are deleted one after the other, and the time ends
-//! when nothing is left to be cleaned up.
-use super::{Findings, Place, Settings, snapshots, with_end};
-use crate::client::{self, Limit, Measured};
+//! when nothing is left to be cleaned up. At last they are deleted in random order beside clients
+//! that fsync small files.
+use super::{Findings, Place, Settings, isolation, snapshots, with_end};
+use crate::client::{self, Client, Limit, Measured};
+use crate::recorder::Recorder;
 use crate::report::Figure;
 use crate::target::Open;
 use anyhow::Context;
@@ -23,7 +25,9 @@ const SNAPSHOTS: u64 = 50;
 const LIVE: &str = "live";
 const POLL: Duration = Duration::from_millis(1);
 
-const ORDERS: [&str; 3] = ["oldest first", "newest first", "random order"];
+const RANDOM: &str = "random order";
+const ORDERS: [&str; 3] = ["oldest first", "newest first", RANDOM];
+const BESIDE: &str = "beside fsyncs";
 
 fn counter(place: &Place, name: &str) -> anyhow::Result<u64> {
     let statistics = place.target.statistics();
@@ -36,17 +40,18 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     let (subvolumes, live) = (snapshots::of(&*place.target)?, place.path(LIVE));
     let count = settings.files.unwrap_or(SNAPSHOTS);
     let (mut all, mut figures) = (Measured::default(), Vec::new());
-    for order in ORDERS {
+    let made = |work: &dyn Fn() -> anyhow::Result<(Measured, u64)>| {
         subvolumes.make(&live).context("a subvolume cannot be made")?;
-        let ran = prepare(place, settings, count)
-            .and_then(|()| delete(place, settings, &numbers(order, count), order));
+        let ran = prepare(place, settings, count).and_then(|()| work());
         // After an error some are left.
         let mut names = (0..count).map(|number| number.to_string());
         let removed = names
             .try_for_each(|name| snapshots::or_missing(subvolumes.delete_snapshot(&live, &name)))
             .and_then(|()| subvolumes.remove(&live));
-        let removed = removed.with_context(|| format!("{live} is left behind"));
-        let (measured, runs) = with_end(ran, removed)?;
+        with_end(ran, removed.with_context(|| format!("{live} is left behind")))
+    };
+    for order in ORDERS {
+        let (measured, runs) = made(&|| delete(place, settings, &numbers(order, count), order))?;
         figures.push(Figure::new(order, measured.per_second(runs), "runs/s"));
         all.recorder.merge(&measured.recorder);
         all.seconds += measured.seconds;
@@ -54,7 +59,48 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
         all.process = all.process + measured.process;
         all.machine = all.machine + measured.machine;
     }
+    let (beside, _) = made(&|| delete_beside(place, settings, &numbers(RANDOM, count)))?;
+    figures.push(Figure::new("fsync p99 beside / quiet", isolation::ratio(&beside), ""));
+    all.recorder.merge(&beside.recorder);
     Ok(Findings { figures, ..Findings::of_rate(all, "runs/s") })
+}
+
+/// Deletes these snapshots while other clients fsync small files.
+fn delete_beside(
+    place: &Place,
+    settings: &Settings,
+    numbers: &[u64],
+) -> anyhow::Result<(Measured, u64)> {
+    let (in_client, numbers) = (place.clone(), numbers.to_vec());
+    let parts = ("snapshot-deletion", numbers.len() as u64);
+    let measured =
+        isolation::small_fsyncs(place, settings, parts, move |client, recorder, phase| {
+            phase.begin_work();
+            delete_all(&in_client, client, recorder, (&numbers, BESIDE))
+        })?;
+    Ok((measured, 0))
+}
+
+/// Deletes these snapshots, and waits until nothing is left to be cleaned up.
+fn delete_all(
+    place: &Place,
+    client: &Client,
+    recorder: &mut Recorder,
+    (numbers, name): (&[u64], &'static str),
+) -> anyhow::Result<()> {
+    let live = place.path(LIVE);
+    let subvolumes = snapshots::of(&*place.target)?;
+    for number in numbers {
+        if !client.goes_on() {
+            break;
+        }
+        recorder.time(name, || subvolumes.delete_snapshot(&live, &number.to_string()))?;
+        client.completed();
+    }
+    while client.goes_on() && counter(place, "cleanups_left")? > 0 {
+        clock::sleep(POLL);
+    }
+    Ok(())
 }
 
 /// Deletes these snapshots; returns how many runs that freed, too.
@@ -67,24 +113,11 @@ fn delete(
     let before = counter(place, "freed_runs")?;
     let mut plan = settings.plan(order, Limit::Operations(numbers.len() as u64));
     plan.clients = 1;
-    let (place, numbers) = (place.clone(), numbers.to_vec());
-    let in_client = place.clone();
+    let (in_client, numbers) = (place.clone(), numbers.to_vec());
     let measured = client::run(&plan, move |client, recorder| {
-        let (place, live) = (&in_client, in_client.path(LIVE));
-        let subvolumes = snapshots::of(&*place.target)?;
-        for number in &numbers {
-            if !client.goes_on() {
-                break;
-            }
-            recorder.time(order, || subvolumes.delete_snapshot(&live, &number.to_string()))?;
-            client.completed();
-        }
-        while client.goes_on() && counter(place, "cleanups_left")? > 0 {
-            clock::sleep(POLL);
-        }
-        Ok(())
+        delete_all(&in_client, client, recorder, (&numbers, order))
     })?;
-    Ok((measured, counter(&place, "freed_runs")? - before))
+    Ok((measured, counter(place, "freed_runs")? - before))
 }
 
 /// The snapshots in the order of their deletion.
@@ -92,7 +125,7 @@ fn numbers(order: &str, count: u64) -> Vec<u64> {
     let mut numbers: Vec<u64> = (0..count).collect();
     match order {
         "newest first" => numbers.reverse(),
-        "random order" => {
+        RANDOM => {
             let mut random = Seeded::new(1);
             for at in (1..numbers.len()).rev() {
                 numbers.swap(at, random.below(at as u64 + 1) as usize);
