@@ -210,3 +210,23 @@ fn a_name_that_goes_is_called_lost() {
     assert!(has(&repaired, "the name \"") && has(&repaired, "in this directory (lost)"));
     volume.assert_clean();
 }
+
+#[test]
+fn an_attribute_that_goes_is_counted() {
+    let mut volume = TestVolume::empty();
+    let file = volume.make_file(1, "file", 0);
+    volume.set_xattr(file, "user.large", 60_000);
+    volume.write();
+    // A leaf with nothing but parts of it.
+    let of_parts = |node: &BlockNumber| {
+        let node = volume.read_node(*node);
+        let kind = ItemKind::XattrPart as u8;
+        node.level() == 0 && node.items().all(|(key, _)| key.kind == kind)
+    };
+    let leaf = volume.nodes.iter().copied().find(of_parts).unwrap();
+    volume.flip(leaf, 1000, 1);
+    let repaired = volume.repair();
+    assert_eq!((repaired.losses.leaves, repaired.losses.attributes), (1, 1), "{repaired}");
+    assert!(has(&repaired, "extended attribute \"user.large\" (lost)"), "{repaired}");
+    volume.assert_clean();
+}
