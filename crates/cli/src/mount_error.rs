@@ -1,15 +1,30 @@
 //! What an error of a mount means to its user, and what to do about it.
-use anyhow::ensure;
+use crate::commands::fsck::quoted;
+use crate::image::Image;
+use anyhow::{anyhow, ensure};
+use cairn_engine::Error;
 use cairn_fuse::MountError;
 use rustix::io::Errno;
 use std::path::Path;
+
+/// The error of a volume that could not be opened, or of a part without which it is of no use.
+pub fn of_volume(error: Error, image: &Image, part: Option<&str>) -> anyhow::Error {
+    let place = part.map_or_else(|| image.to_string(), |part| format!("{image}: {part}"));
+    match error {
+        Error::Damaged(damage) if !damage.problem.contains("cairn fsck") => anyhow!(
+            "{place}: {damage}; `cairn fsck {}` shows all damage, and what helps",
+            quoted(&image.to_string())
+        ),
+        error => anyhow::Error::new(error).context(place),
+    }
+}
 
 /// The error of a mount that is to stay.
 pub fn explain(error: MountError) -> anyhow::Error {
     match error {
         MountError::NoAnswer { path, errno: Errno::NOTCONN } => server_has_ended(&path),
         error @ MountError::AlreadyMounted { .. } => {
-            anyhow::anyhow!("{error}; unmount it first, or use another directory")
+            anyhow!("{error}; unmount it first, or use another directory")
         }
         error => after_unmount(error),
     }
@@ -24,7 +39,7 @@ pub fn after_unmount(error: MountError) -> anyhow::Error {
             path,
             errno: errno @ (Errno::NOSPC | Errno::DQUOT | Errno::IO | Errno::ROFS),
         } => {
-            anyhow::anyhow!(
+            anyhow!(
                 "{}: the data of a file could not be written, now or earlier: {errno}",
                 path.display()
             )
@@ -47,7 +62,7 @@ pub fn refuse_shut_down(path: &Path) -> anyhow::Result<()> {
 /// What a mount point is whose server was killed.
 pub fn server_has_ended(path: &Path) -> anyhow::Error {
     let path = path.display();
-    anyhow::anyhow!(
+    anyhow!(
         "the server of the mount {path} has ended; remove the mount with `cairn umount {path}`, then mount the image again"
     )
 }

@@ -5,6 +5,14 @@
 //! bytes; little-endian. Each record is durable before its blocks are overwritten. Undoing writes
 //! the records back from the last to the first; a record that a crash tore has not been needed.
 //!
+//! What the repair discards before it writes there is not kept: the volume's bitmaps mark it free,
+//! and nothing that can be read refers to it. Undoing brings these bitmaps back, with the
+//! superblock and all else that the repair overwrites, so what free blocks hold counts for nothing
+//! again.
+//!
+//! A record that could not be written ends the repair: no later write may succeed, since undoing
+//! reads no further than to the first torn record.
+//!
 //! Lock discipline: one lock of rank `LEAF` around the file, held while a record is written; the
 //! device is read before and written after.
 use anyhow::{Context, ensure};
@@ -12,13 +20,15 @@ use cairn_blockdev::{BlockDevice, DeviceError, Operation, forward_to_device};
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_format::checksum;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const MAGIC: &[u8; 8] = b"CRNUNDO1";
-const RECORD_HEADER_BYTES: usize = 16;
+const RECORD_HEADER_BYTES: u64 = 16;
 /// Names that are tried for a backup.
 const NAMES_MAX: u32 = 1000;
 
@@ -28,29 +38,52 @@ struct Backup {
     records: u64,
 }
 
+#[derive(Default)]
+struct State {
+    /// Made with the first write, and gone again if that can't be kept.
+    backup: Option<Backup>,
+    /// Why a record could not be written.
+    failure: Option<(ErrorKind, String)>,
+    /// Byte ranges that were discarded, with their ends. None touches another.
+    discarded: BTreeMap<u64, u64>,
+}
+
 /// A device that keeps what is overwritten.
 pub struct BackingUp {
     device: Arc<dyn BlockDevice>,
     place: PathBuf,
-    /// Made with the first write, and gone again if that can't be kept.
-    file: Mutex<Option<Backup>>,
+    state: Mutex<State>,
 }
 
 impl BackingUp {
     /// Keeps what is overwritten on `device` in the file `place`, or in one with a number behind
     /// that name if it exists.
     pub fn new(device: Arc<dyn BlockDevice>, place: PathBuf) -> Self {
-        Self { device, place, file: Mutex::new(Rank::LEAF, None) }
+        Self { device, place, state: Mutex::new(Rank::LEAF, State::default()) }
     }
 
     /// Where the backup is, if anything was written.
     pub fn file(&self) -> Option<PathBuf> {
-        self.file.lock().as_ref().map(|backup| backup.path.clone())
+        self.state.lock().backup.as_ref().map(|backup| backup.path.clone())
     }
 
     fn keep(&self, offset_bytes: u64, old: &[u8]) -> io::Result<()> {
-        let mut file = self.file.lock();
-        let mut backup = match file.take() {
+        let mut state = self.state.lock();
+        if let Some((kind, failure)) = &state.failure {
+            return Err(io::Error::new(*kind, failure.clone()));
+        }
+        let kept = self.add_record(&mut state.backup, offset_bytes, old);
+        state.failure = kept.as_ref().err().map(|error| (error.kind(), error.to_string()));
+        kept
+    }
+
+    fn add_record(
+        &self,
+        kept: &mut Option<Backup>,
+        offset_bytes: u64,
+        old: &[u8],
+    ) -> io::Result<()> {
+        let mut backup = match kept.take() {
             Some(backup) => backup,
             None => create(&self.place)?,
         };
@@ -60,12 +93,17 @@ impl BackingUp {
             .and_then(|()| backup.file.sync_data());
         backup.records += u64::from(written.is_ok());
         if backup.records > 0 {
-            *file = Some(backup);
+            *kept = Some(backup);
         } else {
             // Nothing has been overwritten, so there is nothing to take back.
             let _ = std::fs::remove_file(&backup.path);
         }
         written
+    }
+
+    fn was_discarded(&self, start: u64, end: u64) -> bool {
+        let state = self.state.lock();
+        state.discarded.range(..=start).next_back().is_some_and(|(_, last)| end <= *last)
     }
 }
 
@@ -97,49 +135,71 @@ fn create(place: &Path) -> io::Result<Backup> {
 }
 
 fn record(offset_bytes: u64, bytes: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(bytes.len()).expect("a repair writes a node at most");
+    let length = u32::try_from(bytes.len()).expect("an extent has less than 4 GiB");
     [&offset_bytes.to_le_bytes()[..], &length.to_le_bytes(), &checksum(bytes).to_le_bytes(), bytes]
         .concat()
 }
 
-/// The records of a backup, up to one that was torn.
-fn records(bytes: &[u8]) -> Vec<(u64, &[u8])> {
-    let mut records = Vec::new();
-    let mut rest = bytes;
-    while let Some((header, after)) = rest.split_at_checked(RECORD_HEADER_BYTES) {
-        let word =
-            |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
-        let offset = u64::from(word(0)) | u64::from(word(4)) << 32;
-        let Some((content, next)) = after.split_at_checked(word(8) as usize) else { break };
-        if checksum(content) != word(12) {
-            break;
-        }
-        records.push((offset, content));
-        rest = next;
-    }
-    records
+/// Where a backup has what a write had overwritten.
+struct Record {
+    /// In the file.
+    at: u64,
+    /// On the device.
+    offset_bytes: u64,
+    length: usize,
 }
 
-/// Takes a repair back; returns how many writes it had made.
+/// The records of a backup, up to one that was torn. Reads each of them.
+fn records(file: &File) -> io::Result<Vec<Record>> {
+    let end = file.metadata()?.len();
+    let mut reader = BufReader::new(file);
+    let mut magic = [0; MAGIC.len()];
+    if end < magic.len() as u64 || reader.read_exact(&mut magic).is_err() || magic != *MAGIC {
+        return Err(io::Error::new(ErrorKind::InvalidData, "not a backup of a repair"));
+    }
+    let (mut records, mut content, mut at) = (Vec::new(), Vec::new(), magic.len() as u64);
+    while end - at >= RECORD_HEADER_BYTES {
+        let mut header = [0; RECORD_HEADER_BYTES as usize];
+        reader.read_exact(&mut header)?;
+        at += RECORD_HEADER_BYTES;
+        let word =
+            |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        let offset_bytes = u64::from(word(0)) | u64::from(word(4)) << 32;
+        let length = word(8) as usize;
+        if end - at < length as u64 {
+            break;
+        }
+        content.resize(length, 0);
+        reader.read_exact(&mut content)?;
+        if checksum(&content) != word(12) {
+            break;
+        }
+        records.push(Record { at, offset_bytes, length });
+        at += length as u64;
+    }
+    Ok(records)
+}
+
+/// Takes a repair back; returns how many writes it had made. Needs memory for one record at a time,
+/// and some words for each.
 ///
 /// # Errors
 /// The file is no backup, or does not fit the device, or the device fails.
 pub fn undo(device: &dyn BlockDevice, path: &Path) -> anyhow::Result<usize> {
-    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-    let content = bytes
-        .strip_prefix(MAGIC)
-        .with_context(|| format!("{} is not a backup of a repair", path.display()))?;
-    let records = records(content);
-    let fits = |(offset, bytes): &(u64, &[u8])| {
-        let whole = offset.is_multiple_of(4096) && bytes.len().is_multiple_of(4096);
-        whole
-            && offset
-                .checked_add(bytes.len() as u64)
-                .is_some_and(|end| end <= device.length_bytes())
+    let of_file = || path.display().to_string();
+    let file = File::open(path).with_context(of_file)?;
+    let records = records(&file).with_context(of_file)?;
+    let fits = |record: &Record| {
+        let whole = record.offset_bytes.is_multiple_of(4096) && record.length.is_multiple_of(4096);
+        let end = record.offset_bytes.checked_add(record.length as u64);
+        whole && end.is_some_and(|end| end <= device.length_bytes())
     };
     ensure!(records.iter().all(fits), "{} is a backup of another, larger device", path.display());
-    for (offset, bytes) in records.iter().rev() {
-        device.write(*offset, &[bytes])?;
+    let mut content = Vec::new();
+    for record in records.iter().rev() {
+        content.resize(record.length, 0);
+        file.read_exact_at(&mut content, record.at).with_context(of_file)?;
+        device.write(record.offset_bytes, &[&content])?;
     }
     device.flush()?;
     Ok(records.len())
@@ -147,7 +207,11 @@ pub fn undo(device: &dyn BlockDevice, path: &Path) -> anyhow::Result<usize> {
 
 impl BlockDevice for BackingUp {
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        let mut old = vec![0; buffers.iter().map(|buffer| buffer.len()).sum()];
+        let length: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        if self.was_discarded(offset_bytes, offset_bytes + length as u64) {
+            return self.device.write(offset_bytes, buffers);
+        }
+        let mut old = vec![0; length];
         // What can't be read can't be brought back either.
         if self.device.read(offset_bytes, &mut old).is_ok() {
             let failed = |error| {
@@ -164,11 +228,28 @@ impl BlockDevice for BackingUp {
         self.device.write(offset_bytes, buffers)
     }
 
+    /// Only says that nothing there needs to be kept.
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        let discarded = &mut self.state.lock().discarded;
+        let (mut start, mut end) = (offset_bytes, offset_bytes + length_bytes);
+        let touching = |start: u64, end: u64| {
+            move |(&from, &to): (&u64, &u64)| (from <= end && start <= to).then_some((from, to))
+        };
+        while let Some((from, to)) =
+            discarded.range(..=end).next_back().and_then(touching(start, end))
+        {
+            discarded.remove(&from);
+            (start, end) = (start.min(from), end.max(to));
+        }
+        discarded.insert(start, end);
+        Ok(())
+    }
+
     // A mirror's `repair` needs no backup: a copy that no reader could use becomes what another,
     // verified one holds already.
     forward_to_device!(
         self => self.device;
-        read, flush, discard, length_bytes, flush_time, copies, read_copy, repair, health
+        read, flush, length_bytes, flush_time, copies, read_copy, repair, health
     );
 }
 
@@ -194,11 +275,44 @@ mod tests {
             for (records, kept) in [(1, Some(path.clone())), (0, None)] {
                 std::fs::write(&path, MAGIC).unwrap();
                 let file = OpenOptions::new().write(true).open(full).unwrap();
-                *backing.file.lock() = Some(Backup { path: path.clone(), file, records });
+                let backup = Some(Backup { path: path.clone(), file, records });
+                *backing.state.lock() = State { backup, ..State::default() };
                 assert!(backing.write(0, &[&[1; 4096]]).is_err());
                 assert_eq!((backing.file(), path.exists()), (kept, records > 0));
             }
+            // What follows a record that may be torn could not be undone.
+            assert!(!path.exists() && backing.write(0, &[&[1; 4096]]).is_err());
         }
+    }
+
+    #[test]
+    fn what_was_discarded_is_not_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = Arc::new(MemoryDevice::new(1 << 20));
+        device.write(0, &[&[1; 65536]]).unwrap();
+        let backing = BackingUp::new(device.clone(), folder.path().join("backup"));
+        let blocks = |blocks: std::ops::Range<usize>| (blocks.start as u64 * 4096, blocks.len());
+        let discard = |range| {
+            let (start, blocks) = blocks(range);
+            backing.discard(start, blocks as u64 * 4096).unwrap();
+        };
+        let write = |range| {
+            let (start, blocks) = blocks(range);
+            backing.write(start, &vec![&[2; 4096][..]; blocks]).unwrap();
+            backing.file().map_or(0, |_| backing.state.lock().backup.as_ref().unwrap().records)
+        };
+        discard(4..6);
+        discard(8..9);
+        let mut now = vec![0; 65536];
+        device.read(0, &mut now).unwrap();
+        assert!(now == [1; 65536], "the device keeps it");
+        assert_eq!([write(4..5), write(5..6), write(4..6), write(8..9)], [0; 4]);
+        assert_eq!([write(3..5), write(5..7), write(4..9)], [1, 2, 3]);
+        // Together with what was discarded before.
+        discard(6..8);
+        assert_eq!([write(4..9), write(4..10)], [3, 4]);
+        discard(2..12);
+        assert_eq!([write(2..12), write(12..13)], [4, 5]);
     }
 
     #[test]

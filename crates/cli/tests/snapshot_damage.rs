@@ -1,11 +1,13 @@
 //! Damage that only a snapshot has: it is named with what to do, the rest can be read, and goes
-//! with the snapshot.
+//! with the snapshot. Damage that hides which snapshots there are prevents a mount, which says what
+//! to do, too.
 //!
 //! `CAIRN_MOUNT_TESTS` as in `mounting`.
 #[path = "mounting/mounted.rs"]
 mod mounted;
 mod mounting;
 
+use cairn_format::{BlockNumber, Geometry, NODE_SIZE, Node, Superblock, TREE_SUBVOLUMES};
 use mounted::Mounted;
 use std::fs;
 
@@ -52,4 +54,40 @@ fn damaged_data_of_a_snapshot_is_named_and_goes_with_it() {
     assert_eq!(fs::read_to_string(mounted.path("dir/sub/kept")).unwrap(), kept);
     mounted.succeeds(&["umount", "dir"]);
     mounted.succeeds(&["fsck", "--data", "image"]);
+}
+
+#[test]
+fn a_damaged_tree_of_subvolumes_is_named_with_what_to_do() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
+    mounted.succeeds(&["mount", "image", "dir"]);
+    mounted.succeeds(&["subvolume", "create", "dir/sub"]);
+    fs::write(mounted.path("dir/sub/file"), "kept").unwrap();
+    mounted.succeeds(&["snapshot", "create", "dir/sub", "one"]);
+    mounted.succeeds(&["umount", "dir"]);
+    let mut image = fs::read(mounted.path("image")).unwrap();
+    let slot = Geometry::SUPERBLOCKS[0];
+    let at = slot.offset_bytes() as usize;
+    let volume = Superblock::decode(&image[at..at + 4096], slot).unwrap().volume;
+    let mut damaged = 0;
+    for (index, page) in image.chunks_exact_mut(NODE_SIZE).enumerate() {
+        let address = BlockNumber((index * NODE_SIZE / 4096) as u64);
+        let copy: Box<[u8; NODE_SIZE]> = page.to_vec().into_boxed_slice().try_into().unwrap();
+        let node = Node::decode(copy, volume, address);
+        if node.is_ok_and(|node| node.tree() == TREE_SUBVOLUMES) {
+            page[1000] ^= 0xff;
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 0);
+    fs::write(mounted.path("image"), &image).unwrap();
+
+    let told = mounted.exits_with(1, &["mount", "image", "dir"]);
+    let advice = format!("`cairn fsck {}`", mounted.path("image").display());
+    assert!(told.contains("node at block") && told.contains(&advice), "{told}");
+    // So it goes on from there.
+    let told = mounted.exits_with(4, &["fsck", "image"]);
+    assert!(told.contains("cairn fsck image --repair"), "{told}");
+    let told = mounted.exits_with(4, &["fsck", "image", "--repair"]);
+    assert!(told.contains("cairn fsck --extract"), "{told}");
 }

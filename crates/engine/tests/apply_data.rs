@@ -5,6 +5,7 @@ mod small_volume;
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::{Apply, Error, InodeId, Volume, Winner};
 use cairn_environment::random::Seeded;
+use cairn_format::{BlockNumber, Extent, ItemKind, Key, NODE_SIZE, Node, Superblock};
 use small_volume::{DIRECTORY, device, open, put, used};
 use std::collections::BTreeMap;
 
@@ -164,4 +165,70 @@ fn damage_among_neighbours_is_an_error_of_its_file() {
     volume.write(damaged, 0, &[17; BLOCK]).unwrap();
     assert!(matches!(volume.apply(fork, Winner::Neither), Ok(Apply::Done(_))));
     assert!(content(&volume, origin) == content(&volume, fork));
+}
+
+/// Changes the leaf that `is_wanted` finds among those that hold the volume's newest state of them.
+fn change_leaf(
+    device: &MemoryDevice,
+    superblock: &Superblock,
+    is_wanted: impl Fn(&Node) -> bool,
+    change: impl FnOnce(&mut Node),
+) {
+    let mut newest: Option<(u64, Node)> = None;
+    for at in (0..device.length_bytes()).step_by(NODE_SIZE) {
+        let mut page: Box<[u8; NODE_SIZE]> =
+            vec![0; NODE_SIZE].into_boxed_slice().try_into().unwrap();
+        device.read(at, &mut page[..]).unwrap();
+        let address = BlockNumber(at / BLOCK as u64);
+        let Ok(node) = Node::decode(page, superblock.volume, address) else { continue };
+        let is_newer =
+            newest.as_ref().is_none_or(|(_, known)| known.generation() < node.generation());
+        if is_newer && node.level() == 0 && is_wanted(&node) {
+            newest = Some((at, node));
+        }
+    }
+    let (at, mut node) = newest.unwrap();
+    change(&mut node);
+    node.seal();
+    device.write(at, &[&node.page()[..]]).unwrap();
+}
+
+/// Of a damaged volume, in which a directory of the fork has an extent.
+#[test]
+fn an_extent_of_a_directory_costs_no_space() {
+    const FILE_BLOCKS: usize = 100;
+    let device = device();
+    let volume = open(&device, None);
+    let origin = volume.create_subvolume(volume.root(), b"origin", &DIRECTORY).unwrap().inode;
+    let fork = volume.fork(origin, volume.root(), b"fork").unwrap().inode;
+    let directory = volume.create(fork, b"directory", &DIRECTORY).unwrap().inode.number();
+    let file = put(&volume, fork, b"file", &[7; FILE_BLOCKS * BLOCK]).number();
+    volume.close().unwrap();
+    let extent_of = |inode| Key::new(inode, ItemKind::Extent, 0);
+    let is_wanted = |node: &Node| {
+        node.search(&extent_of(file)).is_ok()
+            && node.search(&Key::new(directory, ItemKind::Inode, 0)).is_ok()
+    };
+    change_leaf(&device, volume.superblock(), is_wanted, |leaf| {
+        let index = leaf.search(&extent_of(file)).unwrap();
+        let extent = leaf.value(index).to_vec();
+        assert_eq!(Extent::decode(&extent).unwrap().blocks, FILE_BLOCKS as u64);
+        let index = leaf.search(&extent_of(directory)).unwrap_err();
+        leaf.insert(index, extent_of(directory), &extent).unwrap();
+    });
+    drop(volume);
+    let volume = open(&device, None);
+    let [origin, fork] = roots(&volume);
+    assert!(matches!(volume.apply(fork, Winner::Neither), Ok(Apply::Done(_))));
+    let copied = find(&volume, origin, b"file");
+    let mut content = Vec::new();
+    volume.read(copied, 0, FILE_BLOCKS * BLOCK, &mut content).unwrap();
+    assert!(content == [7; FILE_BLOCKS * BLOCK]);
+    let inode = volume.attributes(find(&volume, origin, b"directory")).unwrap();
+    assert_eq!(inode.blocks_512, 0);
+    // What is in flight would be free after a mount.
+    let before = used(&volume);
+    volume.close().unwrap();
+    drop(volume);
+    assert_eq!(used(&open(&device, None)), before);
 }

@@ -2,12 +2,22 @@
 use crate::report::{Losses, Report};
 use crate::test_forks::{FORK, full};
 use crate::test_volume::TestVolume;
+use crate::{CheckOptions, check};
+use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, Operation, forward_to_device};
+use cairn_environment::Rank;
+use cairn_environment::lock::Mutex;
 use cairn_format::*;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The first file that a volume gets.
+const FIRST_FILE: u64 = 16;
 
 /// Two files with the same blocks.
 fn twins() -> TestVolume {
     let mut volume = TestVolume::empty();
     let inodes = ["one", "two"].map(|name| volume.make_file(1, name, 9_000));
+    assert_eq!(inodes[0], FIRST_FILE);
     let [first, second] = inodes.map(|inode| Key::new(InodeNumber(inode), ItemKind::Extent, 0));
     let extent = volume.items[&first].clone();
     volume.items.insert(second, extent);
@@ -45,6 +55,131 @@ fn what_finds_no_room_for_a_copy_is_called_lost() {
     volume.assert_clean();
 }
 
+/// A device of which parts fail.
+struct Failing<'a> {
+    device: &'a MemoryDevice,
+    /// So many reads of these bytes succeed.
+    reads: Mutex<(Range<u64>, u64)>,
+    /// What was discarded, in bytes.
+    discarded: Mutex<Vec<Range<u64>>>,
+    /// Whether writes of that fail.
+    is_full: bool,
+}
+
+impl<'a> Failing<'a> {
+    fn new(device: &'a MemoryDevice, reads: (Range<u64>, u64), is_full: bool) -> Self {
+        let reads = Mutex::new(Rank::LEAF, reads);
+        Self { device, reads, discarded: Mutex::new(Rank::LEAF, Vec::new()), is_full }
+    }
+
+    fn repair(&self) -> Report {
+        check(self, &CheckOptions { data: false, repair: true }, &mut |_| {}).unwrap()
+    }
+
+    fn discarded_blocks(&self) -> u64 {
+        self.discarded.lock().iter().map(|range| range.end - range.start).sum::<u64>()
+            / BLOCK_SIZE as u64
+    }
+}
+
+fn failure(operation: Operation, offset_bytes: u64, length: usize) -> DeviceError {
+    let error = std::io::Error::other("injected");
+    DeviceError::new(operation, offset_bytes, length as u64, &Arc::from("test"), error)
+}
+
+impl BlockDevice for Failing<'_> {
+    fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
+        let fails = {
+            let (bytes, left) = &mut *self.reads.lock();
+            let end = offset_bytes + buffer.len() as u64;
+            let is_counted = offset_bytes < bytes.end && bytes.start < end;
+            let fails = is_counted && *left == 0;
+            *left -= u64::from(is_counted && !fails);
+            fails
+        };
+        if fails {
+            return Err(failure(Operation::Read, offset_bytes, buffer.len()));
+        }
+        self.device.read(offset_bytes, buffer)
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
+        let is_in = |range: &Range<u64>| range.contains(&offset_bytes);
+        if self.is_full && self.discarded.lock().iter().any(is_in) {
+            return Err(failure(Operation::Write, offset_bytes, buffers.len()));
+        }
+        self.device.write(offset_bytes, buffers)
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
+        self.discarded.lock().push(offset_bytes..offset_bytes + length_bytes);
+        Ok(())
+    }
+
+    forward_to_device!(self => self.device; flush, length_bytes, flush_time);
+}
+
+#[test]
+fn what_cannot_be_written_is_called_lost() {
+    let mut volume = twins();
+    volume.write();
+    let repaired = Failing::new(&volume.device, (0..0, 0), true).repair();
+    assert_eq!(repaired.losses.data_blocks, 3, "{repaired}");
+    assert!(has(&repaired, "(/two): 3 of 3 blocks of this file (lost)"), "{repaired}");
+    volume.assert_clean();
+}
+
+#[test]
+fn what_cannot_be_read_any_more_is_called_lost() {
+    let mut lost = 0;
+    for reads in 0.. {
+        let mut volume = twins();
+        volume.write();
+        let key = Key::new(InodeNumber(FIRST_FILE), ItemKind::Extent, 0);
+        let extent = Extent::decode(&volume.items[&key]).unwrap().range();
+        let bytes = extent.start.offset_bytes()..extent.end().offset_bytes();
+        let device = Failing::new(&volume.device, (bytes, reads), false);
+        let repaired = device.repair();
+        // As if the device had been replaced.
+        volume.assert_clean();
+        if repaired.losses == Losses::default() {
+            assert!(has(&repaired, "3 blocks that were claimed twice were copied"), "{repaired}");
+            break;
+        }
+        assert_eq!(repaired.losses.data_blocks, 3, "{reads}: {repaired}");
+        assert!(has(&repaired, "3 of 3 blocks of this file (lost)"), "{reads}: {repaired}");
+        lost += 1;
+    }
+    assert!(lost > 2, "reads for the comparison, and that of the copy");
+}
+
+/// What is discarded needs not be saved: that is so only if the bitmaps say what was free.
+#[test]
+fn only_what_is_surely_free_is_discarded() {
+    let mut volume = twins();
+    volume.write();
+    let device = Failing::new(&volume.device, (0..0, 0), false);
+    device.repair();
+    assert_eq!(device.discarded_blocks(), 3);
+    let allocated = volume.bits(0);
+    for block in
+        device.discarded.lock().iter().flat_map(|range| {
+            range.clone().step_by(BLOCK_SIZE).map(|byte| byte as usize / BLOCK_SIZE)
+        })
+    {
+        assert_eq!(allocated[block / 8] & 1 << (block % 8), 0, "block {block}");
+    }
+    // An older bitmap stands in for a damaged one.
+    let mut volume = twins();
+    volume.write();
+    volume.flip(volume.superblock.geometry.bitmap_block(0, 1), 100, 1);
+    let device = Failing::new(&volume.device, (0..0, 0), false);
+    let repaired = device.repair();
+    assert!(has(&repaired, "3 blocks that were claimed twice were copied"), "{repaired}");
+    assert_eq!(device.discarded_blocks(), 0);
+    volume.assert_clean();
+}
+
 #[test]
 fn a_fork_without_its_origin_keeps_its_data() {
     let mut built = full();
@@ -73,5 +208,25 @@ fn a_name_that_goes_is_called_lost() {
     let repaired = volume.repair();
     assert_eq!(repaired.losses.names, 1, "{repaired}");
     assert!(has(&repaired, "the name \"") && has(&repaired, "in this directory (lost)"));
+    volume.assert_clean();
+}
+
+#[test]
+fn an_attribute_that_goes_is_counted() {
+    let mut volume = TestVolume::empty();
+    let file = volume.make_file(1, "file", 0);
+    volume.set_xattr(file, "user.large", 60_000);
+    volume.write();
+    // A leaf with nothing but parts of it.
+    let of_parts = |node: &BlockNumber| {
+        let node = volume.read_node(*node);
+        let kind = ItemKind::XattrPart as u8;
+        node.level() == 0 && node.items().all(|(key, _)| key.kind == kind)
+    };
+    let leaf = volume.nodes.iter().copied().find(of_parts).unwrap();
+    volume.flip(leaf, 1000, 1);
+    let repaired = volume.repair();
+    assert_eq!((repaired.losses.leaves, repaired.losses.attributes), (1, 1), "{repaired}");
+    assert!(has(&repaired, "extended attribute \"user.large\" (lost)"), "{repaired}");
     volume.assert_clean();
 }

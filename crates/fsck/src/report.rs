@@ -265,10 +265,14 @@ pub struct Losses {
     pub superblocks: u64,
     /// Leaves of the file tree. All their items are lost, also those that nothing else mentions.
     pub leaves: u64,
-    /// Inodes whose name the repair removed.
+    /// Subvolumes, as a whole.
+    pub subvolumes: u64,
+    /// Inodes whose name the repair removed, and those of lost subvolumes.
     pub inodes: u64,
     /// Names, as the directories counted them. Their inodes may be in `lost+found`, or lost too.
     pub names: u64,
+    /// Extended attributes of inodes that are left.
+    pub attributes: u64,
     /// Blocks of files, as the files counted them.
     pub data_blocks: u64,
     /// Blocks in use, as the superblock counted them, that nothing refers to any more.
@@ -280,8 +284,10 @@ impl fmt::Display for Losses {
         let counts = [
             (self.superblocks, "superblocks that may have been newer"),
             (self.leaves, "leaves of the file tree"),
+            (self.subvolumes, "subvolumes"),
             (self.inodes, "inodes with a name"),
             (self.names, "names"),
+            (self.attributes, "extended attributes"),
             (self.data_blocks, "blocks of files that are left"),
             (self.blocks, "blocks in use in all"),
         ];

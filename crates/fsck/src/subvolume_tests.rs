@@ -500,6 +500,23 @@ fn an_entry_must_name_a_tree_of_files_and_its_own_blocks() {
 }
 
 #[test]
+fn a_lost_subvolume_counts_with_its_inodes() {
+    let mut volume = unwritten();
+    subvolume(&mut volume, DEEP).is_dying = true;
+    volume.write();
+    let report = volume.repair();
+    let lost = report.findings.iter().find(|finding| {
+        finding.subvolume == Some(DEEP.0) && finding.problem.starts_with("the whole subvolume")
+    });
+    assert!(lost.is_some_and(|finding| finding.lost.is_some()), "{report}");
+    // Its root directory, too.
+    assert_eq!((report.losses.subvolumes, report.losses.inodes), (1, 3), "{report}");
+    let text = report.to_string();
+    assert!(text.contains("lost: 1 subvolumes, 3 inodes with a name"), "{text}");
+    assert_eq!(serde_json::to_value(&report).unwrap()["losses"]["subvolumes"], 1);
+}
+
+#[test]
 fn data_is_given_up_in_one_subvolume_only() {
     let volume = written();
     let key = Key::new(InodeNumber(FILE), ItemKind::Extent, 0);

@@ -1,36 +1,16 @@
 //! A power failure at any point while a fork is applied: before, or all of it, and fsck finds
 //! nothing wrong.
-use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{
-    Apply, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode, Volume, VolumeOptions, Winner,
-};
-use cairn_environment::random::Seeded;
-use cairn_fsck::{CheckOptions, check};
-use std::sync::Arc;
+mod crashes;
+mod history;
 
-const DIRECTORY: NewInode<'_> = NewInode {
-    file_type: FileType::Directory,
-    mode: 0o755,
-    uid: 0,
-    gid: 0,
-    device: 0,
-    target: None,
-};
-const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o644, ..DIRECTORY };
+use cairn_engine::{Apply, Error, FsyncKind, InodeId, RenameMode, Volume, Winner};
+use cairn_environment::random::Seeded;
+use crashes::Recorded;
+use history::{DIRECTORY, FILE, device, open, seed};
+
 /// States at each point.
 const STATES: usize = 3;
 const FILES: u8 = 12;
-
-fn open(device: &Arc<SimulatedDevice>) -> Volume {
-    let options = VolumeOptions { background: false, ..VolumeOptions::default() };
-    Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).unwrap()
-}
-
-fn expect_clean(device: &dyn BlockDevice, context: &str) {
-    let report = check(device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
-    assert_eq!(report.errors, 0, "{context}:\n{report}");
-}
 
 fn name(number: u8) -> Vec<u8> {
     format!("file-{number}").into_bytes()
@@ -57,7 +37,7 @@ fn text(volume: &Volume, directory: InodeId, path: &[&[u8]]) -> Option<(Vec<u8>,
 }
 
 /// What a volume shows of it.
-#[derive(PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Shown {
     files: Vec<Option<(Vec<u8>, u64)>>,
     entries: usize,
@@ -85,11 +65,9 @@ fn shown(volume: &Volume) -> Shown {
 
 #[test]
 fn a_crash_leaves_all_of_it_or_nothing() {
-    let seed = std::env::var("CAIRN_SEED").map_or(1, |seed| seed.parse().unwrap());
-    let mut random = Seeded::new(seed);
-    let device = Arc::new(SimulatedDevice::new(64 << 20));
-    mkfs(&*device, &MkfsOptions::default()).unwrap();
-    let volume = open(&device);
+    let mut random = Seeded::new(seed());
+    let device = device();
+    let volume = open(&device, false);
     let root = volume.root();
     let origin = volume.create_subvolume(root, b"origin", &DIRECTORY).unwrap().inode;
     for number in 0..FILES {
@@ -132,36 +110,21 @@ fn a_crash_leaves_all_of_it_or_nothing() {
     let late = shown(&volume);
     assert!(before != after && after != late, "{before:?} {after:?} {late:?}");
 
-    let mut seen = [0; 3];
-    let mut explorer = device.explorer();
-    loop {
-        let position = explorer.position();
-        for state in 0..STATES {
-            let context = format!("seed {seed}, event {position}, state {state}");
-            let survivor = Arc::new(explorer.state(&mut random));
-            expect_clean(&*survivor, &context);
-            let volume = open(&survivor);
-            let found = shown(&volume);
-            let all = [&before, &after, &late];
-            let least = usize::from(position >= ended) + usize::from(position >= written);
-            let Some(which) = (least..3).find(|at| *all[*at] == found) else {
-                panic!("{context}: {found:?}, and at least {least} had ended");
-            };
-            seen[which] += 1;
+    let (ended, outcomes) = ([ended, written], [before, after.clone(), late]);
+    let recorded = Recorded { device, random, ended, outcomes };
+    recorded.crash_everywhere(
+        STATES,
+        |device| open(device, false),
+        shown,
+        |volume, which, context| {
             // Once more: what was applied is no conflict.
             let fork = volume.lookup(volume.root(), b"fork").unwrap().inode;
             if which < 2 {
                 let again = volume.apply(fork, Winner::Neither).unwrap();
                 assert!(matches!(again, Apply::Done(_)), "{context}: {again:?}");
-                assert_eq!(shown(&volume), after, "{context}");
+                assert_eq!(shown(volume), after, "{context}");
             }
             volume.remove_subvolume(volume.root(), b"fork").unwrap();
-            volume.close().unwrap();
-            expect_clean(&*survivor, &context);
-        }
-        if !explorer.advance() {
-            break;
-        }
-    }
-    assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+        },
+    );
 }

@@ -1,42 +1,24 @@
 //! A power failure at any point of the application of changes of each kind: nothing of it, or all
 //! of it, and fsck finds nothing wrong. It can be applied then, and the second time nothing is
 //! left.
-use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::mkfs::{MkfsOptions, mkfs};
+mod crashes;
+mod history;
+
 use cairn_engine::{
     Apply, AttributeChange, DirectoryItem, FileType, FsyncKind, InodeId, NewInode, RenameMode,
-    Volume, VolumeOptions, Winner, XattrMode,
+    Volume, Winner, XattrMode,
 };
 use cairn_environment::random::Seeded;
-use cairn_fsck::{CheckOptions, check};
+use crashes::Recorded;
+use history::{DIRECTORY, FILE, device, open, seed};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-const DIRECTORY: NewInode<'_> = NewInode {
-    file_type: FileType::Directory,
-    mode: 0o755,
-    uid: 0,
-    gid: 0,
-    device: 0,
-    target: None,
-};
-const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o644, ..DIRECTORY };
 const LINK: NewInode<'_> =
     NewInode { file_type: FileType::Symlink, mode: 0o777, target: Some(b"target"), ..DIRECTORY };
 /// States at each point.
 const STATES: usize = 3;
 /// Is changed in the base without an fsync, while the fork is applied.
 const UNSYNCED: &str = "/unsynced";
-
-fn open(device: &Arc<SimulatedDevice>) -> Volume {
-    let options = VolumeOptions { background: false, ..VolumeOptions::default() };
-    Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).unwrap()
-}
-
-fn expect_clean(device: &dyn BlockDevice, context: &str) {
-    let report = check(device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
-    assert_eq!(report.errors, 0, "{context}:\n{report}");
-}
 
 fn find(volume: &Volume, directory: InodeId, name: &str) -> InodeId {
     volume.lookup(directory, name.as_bytes()).unwrap().inode
@@ -126,11 +108,9 @@ fn found(volume: &Volume) -> (Tree, Tree, Vec<u8>) {
 
 #[test]
 fn a_crash_leaves_all_of_it_or_nothing() {
-    let seed = std::env::var("CAIRN_SEED").map_or(1, |seed| seed.parse().unwrap());
-    let mut random = Seeded::new(seed);
-    let device = Arc::new(SimulatedDevice::new(64 << 20));
-    mkfs(&*device, &MkfsOptions::default()).unwrap();
-    let volume = open(&device);
+    let random = Seeded::new(seed());
+    let device = device();
+    let volume = open(&device, false);
     let root = volume.root();
     let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
     fill(&volume, base);
@@ -159,40 +139,28 @@ fn a_crash_leaves_all_of_it_or_nothing() {
     let written = device.explorer().history_len();
     let (late, _, _) = found(&volume);
 
-    let all = [before, after, late];
-    let mut seen = [0; 3];
-    let mut explorer = device.explorer();
-    loop {
-        let position = explorer.position();
-        for state in 0..STATES {
-            let context = format!("seed {seed}, event {position}, state {state}");
-            let survivor = Arc::new(explorer.state(&mut random));
-            expect_clean(&*survivor, &context);
-            let volume = open(&survivor);
-            let (tree, fork, content) = found(&volume);
-            let least = usize::from(position >= ended) + usize::from(position >= written);
-            let Some(which) = (least..3).find(|at| all[*at] == tree) else {
-                panic!("{context}: {tree:?}, and at least {least} had ended");
-            };
+    let (ended, outcomes) = ([ended, written], [before, after.clone(), late]);
+    let recorded = Recorded { device, random, ended, outcomes };
+    let of_base = |volume: &Volume| found(volume).0;
+    recorded.crash_everywhere(
+        STATES,
+        |device| open(device, false),
+        of_base,
+        |volume, which, context| {
+            let (_, fork, content) = found(volume);
             assert_eq!(fork, of_fork, "{context}");
             assert!(content == b"new" || content == b"old" && which == 0, "{context}");
-            seen[which] += 1;
-            if which < 2 {
-                let root = find(&volume, volume.root(), "fork");
-                for is_second in [false, true] {
-                    let done = volume.apply(root, Winner::Neither).unwrap();
-                    let Apply::Done(applied) = done else { panic!("{context}: {done:?}") };
-                    let is_nothing = applied.names.is_empty() && applied.inodes.is_empty();
-                    assert_eq!(is_nothing, is_second || which == 1, "{context}");
-                    assert_eq!(found(&volume).0, all[1], "{context}");
-                }
+            if which == 2 {
+                return;
             }
-            volume.close().unwrap();
-            expect_clean(&*survivor, &context);
-        }
-        if !explorer.advance() {
-            break;
-        }
-    }
-    assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+            let root = find(volume, volume.root(), "fork");
+            for is_second in [false, true] {
+                let done = volume.apply(root, Winner::Neither).unwrap();
+                let Apply::Done(applied) = done else { panic!("{context}: {done:?}") };
+                let is_nothing = applied.names.is_empty() && applied.inodes.is_empty();
+                assert_eq!(is_nothing, is_second || which == 1, "{context}");
+                assert_eq!(of_base(volume), after, "{context}");
+            }
+        },
+    );
 }

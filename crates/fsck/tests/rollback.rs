@@ -1,35 +1,24 @@
 //! A power failure at any point of a rollback: before, or all of it, and fsck finds nothing wrong.
+mod crashes;
+mod history;
+
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{
-    FileType, FsyncKind, InodeId, NewInode, RollbackOptions, Volume, VolumeOptions, XattrMode,
-};
+use cairn_engine::{FsyncKind, InodeId, RollbackOptions, Volume, VolumeOptions, XattrMode};
 use cairn_environment::random::Seeded;
-use cairn_fsck::{CheckOptions, check};
+use crashes::Recorded;
+use history::{DIRECTORY, FILE, FIRST, device, open, seed};
 use std::sync::Arc;
 
-const DIRECTORY: NewInode<'_> = NewInode {
-    file_type: FileType::Directory,
-    mode: 0o755,
-    uid: 0,
-    gid: 0,
-    device: 0,
-    target: None,
-};
-const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o644, ..DIRECTORY };
 const OLD_NAME: &[u8] = b"home~before-rollback-1";
 const ATTRIBUTE: &[u8] = b"user.of";
 /// States at each point.
 const STATES: usize = 4;
 
-fn open(device: &Arc<SimulatedDevice>) -> Volume {
-    let options = VolumeOptions { background: false, ..VolumeOptions::default() };
+/// Shows the first subvolume at the root, whatever the default is.
+fn open_first(device: &Arc<SimulatedDevice>) -> Volume {
+    let options =
+        VolumeOptions { background: false, subvolume: Some(FIRST), ..VolumeOptions::default() };
     Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).unwrap()
-}
-
-fn expect_clean(device: &dyn BlockDevice, context: &str) {
-    let report = check(device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
-    assert_eq!(report.errors, 0, "{context}:\n{report}");
 }
 
 fn text(volume: &Volume, directory: InodeId) -> Option<Vec<u8>> {
@@ -74,11 +63,9 @@ fn shown(volume: &Volume) -> Shown {
 
 #[test]
 fn a_crash_leaves_all_of_it_or_nothing() {
-    let seed = std::env::var("CAIRN_SEED").map_or(1, |seed| seed.parse().unwrap());
-    let mut random = Seeded::new(seed);
-    let device = Arc::new(SimulatedDevice::new(64 << 20));
-    mkfs(&*device, &MkfsOptions::default()).unwrap();
-    let volume = open(&device);
+    let random = Seeded::new(seed());
+    let device = device();
+    let volume = open(&device, false);
     let root = volume.root();
     let home = volume.create_subvolume(root, b"home", &DIRECTORY).unwrap().inode;
     let id = volume.subvolume_of(home).unwrap().0;
@@ -126,34 +113,7 @@ fn a_crash_leaves_all_of_it_or_nothing() {
         has_attribute: true,
         old_has_attribute: false,
     };
-    let mut seen = [0; 3];
-    let mut explorer = device.explorer();
-    loop {
-        let position = explorer.position();
-        for state in 0..STATES {
-            let context = format!("seed {seed}, event {position}, state {state}");
-            let survivor = Arc::new(explorer.state(&mut random));
-            expect_clean(&*survivor, &context);
-            let options = VolumeOptions {
-                background: false,
-                subvolume: Some(256),
-                ..VolumeOptions::default()
-            };
-            let survivor_device = Arc::clone(&survivor) as Arc<dyn BlockDevice>;
-            let volume = Volume::open(survivor_device, options).unwrap();
-            let found = shown(&volume);
-            let all = [&before, &after(b"then"), &after(b"late")];
-            let least = usize::from(position >= ended) + usize::from(position >= written);
-            let Some(which) = (least..3).find(|at| *all[*at] == found) else {
-                panic!("{context}: {found:?}, and at least {least} had ended");
-            };
-            seen[which] += 1;
-            volume.close().unwrap();
-            expect_clean(&*survivor, &context);
-        }
-        if !explorer.advance() {
-            break;
-        }
-    }
-    assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+    let (ended, outcomes) = ([ended, written], [before, after(b"then"), after(b"late")]);
+    let recorded = Recorded { device, random, ended, outcomes };
+    recorded.crash_everywhere(STATES, open_first, shown, |_, _, _| {});
 }

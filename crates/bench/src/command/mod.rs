@@ -71,8 +71,8 @@ struct Run {
     /// (dbench).
     #[arg(long)]
     run_queue: bool,
-    /// Have the load work in a subvolume with N snapshots, then in one without any; the result has
-    /// the ratio.
+    /// Run the load four times: in a subvolume without snapshots, with N, with N, without. The
+    /// result is that of the first run with snapshots; it has both medians and their ratio.
     #[arg(long, value_name = "N")]
     snapshots: Option<u64>,
 }

@@ -16,6 +16,7 @@ pub(crate) mod tight_volume;
 #[cfg(test)]
 mod workload_tests;
 
+use crate::ab::median;
 use crate::client::{Limit, Measured, Plan};
 use crate::disturbance::Observation;
 use crate::engine_figures;
@@ -116,14 +117,14 @@ impl Workload {
         if self == Workload::Isolation {
             return run_on_target(self, spec, &isolation::settings(settings), FlushMode::Real);
         }
+        if let Some(count) = settings.snapshots {
+            return self.run_in_turns(count, spec, settings);
+        }
         let report = run_on_target(self, spec, settings, FlushMode::Real)?;
         if self == Workload::FsyncHappy {
             return fsync_happy::with_loss(report, spec, settings);
         }
-        match settings.snapshots {
-            Some(count) => self.with_ratio(report, count, spec, settings),
-            None => Ok(report),
-        }
+        Ok(report)
     }
 
     fn can_have_snapshots(self) -> bool {
@@ -131,20 +132,30 @@ impl Workload {
         !matches!(self, DeviceLimit | Isolation | FsyncHappy | Snapshots | SnapshotDeletion)
     }
 
-    /// Runs it once more without snapshots, and adds the ratio to the report.
-    fn with_ratio(
+    /// Runs it without snapshots, with so many, with, and without: a target that becomes faster or
+    /// slower by and by favours neither. The report is that of the first run with snapshots; it has
+    /// the medians and their ratio.
+    fn run_in_turns(
         self,
-        mut report: Report,
         count: u64,
         spec: &TargetSpec,
         settings: &Settings,
     ) -> anyhow::Result<Report> {
-        let settings = Settings { snapshots: Some(0), ..settings.clone() };
-        let without = run_on_target(self, spec, &settings, FlushMode::Real)?.throughput;
-        let ratio = if without.value > 0.0 { report.throughput.value / without.value } else { 0.0 };
+        let run = |snapshots| {
+            let settings = Settings { snapshots: Some(snapshots), ..settings.clone() };
+            run_on_target(self, spec, &settings, FlushMode::Real)
+        };
+        let first = run(0)?;
+        let mut report = run(count)?;
+        let (second, last) = (run(count)?, run(0)?);
+        let of_both = |runs: [&Report; 2]| median(runs.map(|run| run.throughput.value));
+        let (with, without) = (of_both([&report, &second]), of_both([&first, &last]));
+        let ratio = if without > 0.0 { with / without } else { 0.0 };
+        let unit = report.throughput.unit.clone();
         report.figures.extend([
             Figure::new("snapshots of the load's folder", count as f64, ""),
-            Figure::new("throughput without any", without.value, without.unit),
+            Figure::new("throughput with them, median of 2 runs", with, unit.clone()),
+            Figure::new("throughput without any, median of 2 runs", without, unit),
             Figure::new("ratio", ratio, ""),
         ]);
         Ok(report)

@@ -212,7 +212,7 @@ fn advise(report: &Report, arguments: &Arguments) {
 }
 
 /// As a shell takes it for one word.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     let plain =
         |character: char| character.is_ascii_alphanumeric() || "/._-+:,@%=".contains(character);
     if !text.is_empty() && text.chars().all(plain) {

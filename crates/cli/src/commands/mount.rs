@@ -218,9 +218,11 @@ fn open_volume(image: &Image, settings: &mut MountSettings) -> anyhow::Result<Vo
         }
         opened => opened,
     };
-    let volume = volume.with_context(|| image.to_string())?;
+    let volume = volume.map_err(|error| mount_error::of_volume(error, image, None))?;
     // A volume whose root directory can't be read would be a mount that doesn't answer.
-    volume.attributes(volume.root()).with_context(|| format!("{image}: the root directory"))?;
+    volume
+        .attributes(volume.root())
+        .map_err(|error| mount_error::of_volume(error, image, Some("the root directory")))?;
     Ok(volume)
 }
 

@@ -261,28 +261,23 @@ impl Transactions {
 
     /// Waits until `generation` is completed.
     pub(crate) fn wait_completed(&self, generation: Generation) -> Result<()> {
-        let mut state = self.state.lock();
-        while state.completed < generation {
-            state.check_alive()?;
-            self.changed.wait(&mut state);
-        }
-        Ok(())
+        self.wait(generation, |state| state.completed)
     }
 
     /// Waits until the superblock of `generation` is durable.
     pub(crate) fn wait_super_committed(&self, generation: Generation) -> Result<()> {
-        let mut state = self.state.lock();
-        while state.super_committed < generation {
-            state.check_alive()?;
-            self.changed.wait(&mut state);
-        }
-        Ok(())
+        self.wait(generation, |state| state.super_committed)
     }
 
     /// Waits until all data of `generation` can be read from the device, durable or not.
     pub(crate) fn wait_readable(&self, generation: Generation) -> Result<()> {
+        self.wait(generation, |state| state.readable)
+    }
+
+    /// Waits until `newest`, which says what has come so far, has reached `wanted`.
+    fn wait(&self, wanted: Generation, newest: fn(&State) -> Generation) -> Result<()> {
         let mut state = self.state.lock();
-        while state.readable < generation {
+        while newest(&state) < wanted {
             state.check_alive()?;
             self.changed.wait(&mut state);
         }

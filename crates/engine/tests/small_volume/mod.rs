@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "no test program uses all of it")]
 pub mod files;
 pub mod history;
+pub mod shown;
 
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};

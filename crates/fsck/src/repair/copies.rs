@@ -3,15 +3,19 @@
 //!
 //! Copies go to clusters that nothing refers to and that no bitmap marks used, before the repair's
 //! superblock is written: a crash leaves the volume as it was. They take at most half of what the
-//! new trees leave free. What finds no room is lost, and named.
+//! new trees leave free. What finds no room, or can't be read or written, is lost, and named.
+//!
+//! If all bitmaps are those of the superblock, a cluster is discarded before a copy goes there:
+//! what it holds is of no use, so a device that saves what is overwritten need not save that.
 use super::extents::good_blocks;
 use super::gather::GatheredTrees;
 use super::snapshots::References;
 use super::write::file_items;
-use crate::FsckError;
+use crate::bitmaps::Allocation;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::reader::{Reader, read_data, write_block};
+use cairn_blockdev::DeviceError;
 use cairn_format::{
     BlockNumber, BlockRange, Extent, ExtentKind, Generation, NODE_BLOCKS, NODE_SIZE,
 };
@@ -30,27 +34,31 @@ pub(super) struct Copier<'a> {
     free: Vec<(u64, u64)>,
     /// Blocks that may still be used.
     left: u64,
+    /// Whether what is free is surely of no use.
+    is_free_known: bool,
     /// Blocks that were copied.
     pub(super) copied: u64,
 }
 
 impl<'a> Copier<'a> {
-    /// Uses none of the blocks in `used`, nor those that `trees`, the check or snapshots refer to.
+    /// Uses none of the blocks in `allocation` and `nodes`, nor those that `trees`, the check or
+    /// snapshots refer to.
     pub(super) fn new(
         checker: &Checker<'a>,
         trees: &GatheredTrees,
         references: &References,
-        used: [&BlockSet; 3],
+        allocation: &Allocation,
+        nodes: [&BlockSet; 2],
         generation: Generation,
     ) -> Self {
         let reader = checker.reader;
         let mut claimed = BlockSet::new(reader.blocks_present());
         references.add_blocks(&mut claimed);
-        let (mut bytes, mut nodes) = (0, OTHER_NODES);
+        let (mut bytes, mut new_nodes) = (0, OTHER_NODES);
         for tree in trees.values() {
             let items = file_items(tree);
             bytes += items.iter().map(|(_, value)| value.len() + ITEM_BYTES).sum::<usize>();
-            nodes += 1;
+            new_nodes += 1;
             let extents = tree.inodes.values().flat_map(|inode| inode.extents.values());
             for extent in extents.filter(|extent| reader.contains(extent.range())) {
                 claimed.insert(extent.range());
@@ -58,11 +66,9 @@ impl<'a> Copier<'a> {
         }
         bytes += references.runs.len() * ITEM_BYTES;
         // Each node but the last of its level is half full at least.
-        nodes += 4 * bytes / NODE_SIZE;
-        let is_used = |block: u64| {
-            let mut all = used.iter().copied().chain([&claimed, &checker.referenced]);
-            all.any(|set| set.contains(block))
-        };
+        new_nodes += 4 * bytes / NODE_SIZE;
+        let used = [&allocation.used, nodes[0], nodes[1], &claimed, &checker.referenced];
+        let is_used = |block: u64| used.iter().any(|set| set.contains(block));
         let allocatable = checker.superblock.geometry.allocatable().range();
         let last = allocatable.end.min(reader.blocks_present());
         let (mut free, mut blocks) = (Vec::<(u64, u64)>::new(), 0);
@@ -77,17 +83,18 @@ impl<'a> Copier<'a> {
                 _ => free.push((start, end)),
             }
         }
-        let left = blocks.saturating_sub(nodes as u64 * NODE_BLOCKS) / 2;
-        Self { reader, generation, free, left, copied: 0 }
+        let left = blocks.saturating_sub(new_nodes as u64 * NODE_BLOCKS) / 2;
+        let is_free_known = allocation.trusted;
+        Self { reader, generation, free, left, is_free_known, copied: 0 }
     }
 
     /// Copies the blocks of an extent that can be read and match their checksums. Returns the
     /// copies, and where in the extent each begins.
-    pub(super) fn copy(&mut self, extent: &Extent) -> Result<Vec<(u64, Extent)>, FsckError> {
+    pub(super) fn copy(&mut self, extent: &Extent) -> Vec<(u64, Extent)> {
         let mut copies = Vec::new();
         // Preallocated blocks may be more than the device has.
         if extent.blocks > self.left {
-            return Ok(copies);
+            return copies;
         }
         let good = good_blocks(&self.reader, extent);
         let mut at = 0;
@@ -99,22 +106,27 @@ impl<'a> Copier<'a> {
                 && skip < end
                 && let Some(range) = self.take(end - skip)
             {
-                let copy = self.copy_to(&extent.slice(skip, range.blocks), range.start)?;
-                copies.push((skip, copy));
+                if let Ok(copy) = self.copy_to(&extent.slice(skip, range.blocks), range) {
+                    copies.push((skip, copy));
+                }
                 skip += range.blocks;
             }
         }
-        Ok(copies)
+        copies
     }
 
-    fn copy_to(&mut self, part: &Extent, start: BlockNumber) -> Result<Extent, FsckError> {
+    fn copy_to(&mut self, part: &Extent, range: BlockRange) -> Result<Extent, DeviceError> {
         if part.kind == ExtentKind::Data {
             let data = read_data(self.reader.device, part.range(), &part.checksums)?;
-            write_block(self.reader.device, start, &data)?;
+            if self.is_free_known {
+                // A hint.
+                let _ = self.reader.device.discard(range.start.offset_bytes(), data.len() as u64);
+            }
+            write_block(self.reader.device, range.start, &data)?;
         }
         self.copied += part.blocks;
         let (generation, written) = (self.generation, self.generation);
-        Ok(Extent { start, generation, written, ..part.clone() })
+        Ok(Extent { start: range.start, generation, written, ..part.clone() })
     }
 
     /// At most so many free blocks.

@@ -1,13 +1,12 @@
 //! Decides which extents a repaired volume keeps: those within the volume that share no block with
 //! another. If some share a block, those whose data matches their checksums come first; the others
-//! get copies, if there is room (`copies`). What a fork has inherited is left alone here.
+//! get copies, if possible (`copies`). What a fork has inherited is left alone here.
 //!
 //! If two extents of one file hold data of the same file block, the one whose data matches its
 //! checksums gets the block, or else the newer one. The other one keeps the rest.
 use super::copies::Copier;
 use super::forks::Forks;
 use super::gather::{GatheredInode, GatheredTrees};
-use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::object::ObjectId;
 use crate::reader::{Reader, read_data};
@@ -20,7 +19,7 @@ pub(super) fn sort_out(
     reader: &Reader<'_>,
     forks: &Forks,
     copier: &mut Copier<'_>,
-) -> Result<(), FsckError> {
+) {
     for inode in inodes(trees) {
         let (mut end, mut overlap) = (0, false);
         inode.extents.retain(|&block, extent| {
@@ -56,12 +55,14 @@ pub(super) fn sort_out(
         }
     }
     let mut kept = BlockSet::new(reader.blocks_present());
+    // A second read may fail where the first one did not.
+    let mut verified = BTreeSet::new();
     for round in [ClaimRound::Alone, ClaimRound::Verified, ClaimRound::Rest] {
         let inodes = trees.iter_mut().flat_map(|(id, tree)| {
-            let inodes = tree.inodes.values_mut();
-            inodes.map(|inode| (*id, inode))
+            let inodes = tree.inodes.iter_mut();
+            inodes.map(|(number, inode)| (*id, *number, inode))
         });
-        for (id, inode) in inodes {
+        for (id, number, inode) in inodes {
             let mut dropped = Vec::new();
             inode.extents.retain(|block, extent| {
                 if forks.has_inherited(id, extent.generation) {
@@ -70,8 +71,10 @@ pub(super) fn sort_out(
                 let shared = extent.range().range().any(|block| twice.contains(block));
                 let claims = match round {
                     ClaimRound::Alone => !shared,
-                    ClaimRound::Verified => shared && verifies(reader, extent),
-                    ClaimRound::Rest => shared && !verifies(reader, extent),
+                    ClaimRound::Verified => {
+                        shared && verifies(reader, extent) && verified.insert((id, number, *block))
+                    }
+                    ClaimRound::Rest => shared && !verified.contains(&(id, number, *block)),
                 };
                 if !claims {
                     return true;
@@ -85,12 +88,11 @@ pub(super) fn sort_out(
                 free
             });
             for (block, extent) in dropped {
-                let copies = copier.copy(&extent)?.into_iter();
+                let copies = copier.copy(&extent).into_iter();
                 inode.extents.extend(copies.map(|(skip, copy)| (block + skip, copy)));
             }
         }
     }
-    Ok(())
 }
 
 fn inodes(trees: &mut GatheredTrees) -> impl Iterator<Item = &mut GatheredInode> {

@@ -1,12 +1,11 @@
 //! What forks have inherited must be in the snapshots that they began as, which keep it. The fork
-//! gets copies of the rest, if there is room (`copies`).
+//! gets copies of the rest, if possible (`copies`).
 use super::copies::Copier;
 use super::extents::verifies;
 use super::forks::Forks;
 use super::gather::GatheredTrees;
 use super::held_runs::{add, overlapping};
 use super::snapshots::References;
-use crate::FsckError;
 use crate::checker::Checker;
 use crate::reader::Reader;
 use cairn_format::{BlockNumber, BlockRange, DeadRun, Extent, InodeNumber, ItemKind, Key, Origin};
@@ -20,7 +19,7 @@ impl References {
         checker: &Checker<'_>,
         forks: &Forks,
         copier: &mut Copier<'_>,
-    ) -> Result<(), FsckError> {
+    ) {
         for (&id, tree) in trees.iter_mut().filter(|(id, _)| forks.origin_of(**id).is_some()) {
             let foreign = checker.foreign.get(&id).into_iter().flatten();
             let foreign: BTreeSet<Key> = foreign.filter_map(|foreign| foreign.extent).collect();
@@ -60,14 +59,13 @@ impl References {
                     missing.push((at, end));
                     for (from, to) in missing.into_iter().filter(|(from, to)| from < to) {
                         let skip = from - start;
-                        let copies = copier.copy(&extent.slice(skip, to - from))?.into_iter();
+                        let copies = copier.copy(&extent.slice(skip, to - from)).into_iter();
                         let copies = copies.map(|(at, copy)| (block + skip + at, copy));
                         inode.extents.extend(copies);
                     }
                 }
             }
         }
-        Ok(())
     }
 
     /// The parts of an inherited extent that the snapshot `source` has, as ranges of blocks. Where

@@ -154,6 +154,7 @@ fn of_one(
     }
     for attribute in inode.xattrs.values().filter(|attribute| !attribute.is_complete()) {
         if gaps.of(number, ItemKind::XattrPart) {
+            losses.attributes += 1;
             let problem =
                 format!("extended attribute {:?}", String::from_utf8_lossy(&attribute.item.name));
             findings.push(finding(PassId::Items, Structure::Inode, problem).of(object));

@@ -78,6 +78,8 @@ impl Readable {
                 if before.is_empty() || is_nameless && !named.contains(&id) {
                     continue;
                 }
+                losses.subvolumes += 1;
+                losses.inodes = losses.inodes.saturating_add(before.len() as u64);
                 let state = if is_nameless { " that had a name but was being removed" } else { "" };
                 let problem = format!("the whole subvolume{state}, with {} inodes", before.len());
                 let whole = lost(PassId::Trees, Structure::Item, problem);
@@ -104,6 +106,7 @@ impl Readable {
                 let kept: BTreeSet<&[u8]> =
                     inode.xattrs.values().map(|kept| &kept.item.name[..]).collect();
                 for name in shown.attributes.iter().filter(|name| !kept.contains(&name[..])) {
+                    losses.attributes += 1;
                     let problem = format!("extended attribute {:?}", String::from_utf8_lossy(name));
                     findings.push(lost(PassId::Items, Structure::Inode, problem).of(object));
                 }

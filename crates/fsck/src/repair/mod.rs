@@ -107,12 +107,13 @@ pub(crate) fn rebuild(
     let mut references = snapshots::References::of_snapshots(checker, &trees, &forks);
     lost.extend(references.take_dropped());
     subvolumes::bring_back(&references.with_damaged_newest(), &mut found, &mut trees);
-    let used = [&allocation.used, &salvaged.nodes, &salvaged.found];
-    let mut copier = copies::Copier::new(checker, &trees, &references, used, generation);
-    extents::sort_out(&mut trees, &checker.reader, &forks, &mut copier)?;
+    let nodes = [&salvaged.nodes, &salvaged.found];
+    let mut copier =
+        copies::Copier::new(checker, &trees, &references, &allocation, nodes, generation);
+    extents::sort_out(&mut trees, &checker.reader, &forks, &mut copier);
     extents::drop_damaged(&mut trees, &checker.reader, given_up);
-    references.leave_foreign(&mut trees, checker, &forks, &mut copier)?;
-    references.cut_conflicts(&mut trees, &checker.reader, &forks, &mut copier)?;
+    references.leave_foreign(&mut trees, checker, &forks, &mut copier);
+    references.cut_conflicts(&mut trees, &checker.reader, &forks, &mut copier);
     let rules = amend::RepairRules {
         hash_seed: checker.superblock.hash_seed,
         generation,

@@ -22,7 +22,6 @@ use super::forks::{Forks, can_stay};
 use super::gather::GatheredTrees;
 use super::held_runs::{HeldRun, HeldRuns, add, overlapping, take};
 use super::subvolumes::Subvolumes;
-use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::reader::Reader;
@@ -155,7 +154,7 @@ impl References {
         reader: &Reader<'_>,
         forks: &Forks,
         copier: &mut Copier<'_>,
-    ) -> Result<(), FsckError> {
+    ) {
         for (&id, tree) in trees.iter_mut() {
             for inode in tree.inodes.values_mut() {
                 let conflicts = |(&block, extent): (&u64, &Extent)| {
@@ -180,7 +179,7 @@ impl References {
                         if is_good && !is_of_others {
                             continue;
                         }
-                        let copied = copier.copy(&part)?;
+                        let copied = copier.copy(&part);
                         if is_good && copied.is_empty() {
                             continue;
                         }
@@ -194,7 +193,6 @@ impl References {
                 }
             }
         }
-        Ok(())
     }
 
     /// The parts of an extent that snapshots have otherwise.

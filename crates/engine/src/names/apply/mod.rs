@@ -174,7 +174,10 @@ impl Names {
                     (self.all_items(sides, *number)?, DataChange { dropped, copied }, extents)
                 }
             };
-            if !is_directory(&item) {
+            if is_directory(&item) {
+                // Extents of a directory are damage: nothing would take their copies.
+                data = DataChange::default();
+            } else {
                 let end = FileBlock::round_up(item.size);
                 let behind = self.files.extents_in(origin, end..FileBlock::END, usize::MAX)?;
                 extents += data.end_at(end, &behind);
