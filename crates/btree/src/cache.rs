@@ -216,7 +216,7 @@ impl NodeCache {
     fn copy_of(&self, expected: &Expected) -> Option<Node> {
         let node = self.section(expected.block).shard.lock().peek(expected.block)?;
         expected.check_identity(node.tree, node.level, node.generation).ok()?;
-        let node = node.try_read().ok()?;
+        let node = node.lock.try_read_for_copy(node.level)?;
         expected.check_keys(&node).ok()?;
         Some(Node::clone(&node))
     }

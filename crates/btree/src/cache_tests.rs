@@ -322,6 +322,25 @@ fn nodes_that_a_snapshot_has_in_memory_are_not_read() {
     assert_same(&all_items(&later), &all_items(&tree));
 }
 
+/// A removal fetches neighbours while it has the lock of a node.
+#[test]
+fn nodes_that_a_snapshot_has_are_copied_while_others_are_locked() {
+    let mut volume = TestVolume::new(64 << 20, 0);
+    let tree = volume.create();
+    let mut model = fill(&volume, &tree, 3_000, NODE_CAPACITY / 20);
+    volume.commit();
+    let before = model.clone();
+    let cache = NodeCache::of_snapshots(&volume.cache, 64 << 20);
+    let snapshot = Tree::open(cache, Arc::clone(&volume.space), TREE_FILES, tree.root());
+    assert_same(&all_items(&snapshot), &before);
+    for index in 0..2_900 {
+        volume.remove(&tree, key(index));
+        model.remove(&key(index));
+    }
+    assert_same(&all_items(&tree), &model);
+    assert_same(&all_items(&snapshot), &before);
+}
+
 #[test]
 fn the_smallest_cache_works() {
     let mut volume = TestVolume::new(64 << 20, 0);

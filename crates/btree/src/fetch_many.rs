@@ -85,7 +85,10 @@ pub(crate) fn fetch_many(cache: &Arc<NodeCache>, nodes: &[Expected]) -> Vec<Fetc
         let weak = Arc::downgrade(cache);
         for _ in 1..threads {
             let (work, cache) = (Arc::clone(&work), weak.clone());
-            thread::spawn("cairn-read-nodes", move || while work.fetch_one(&cache) {});
+            let read = move || while work.fetch_one(&cache) {};
+            if thread::try_spawn("cairn-read-nodes", read).is_err() {
+                break;
+            }
         }
         while work.fetch_one(&weak) {}
         found = work.wait();

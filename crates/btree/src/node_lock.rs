@@ -68,6 +68,11 @@ impl NodeLock {
         self.0.read_arc_at(place(level, Class::First))
     }
 
+    /// Shared access for a moment, if it needs no waiting: so it may be taken at any time.
+    pub(crate) fn try_read_for_copy(&self, level: u8) -> Option<ReadGuard> {
+        self.0.try_read_arc_at(place(level, Class::New))
+    }
+
     /// Exclusive access, if it needs no waiting.
     #[inline]
     pub(crate) fn try_write(&self, level: u8, class: Class) -> Option<WriteGuard> {

@@ -80,6 +80,24 @@ where
     F: FnOnce() -> T + Send + 'static,
     T: Send + 'static,
 {
+    match try_spawn(name, function) {
+        Ok(handle) => handle,
+        Err(error) => panic!("cannot start the thread \"{name}\": {error}"),
+    }
+}
+
+/// As [`spawn`], for a thread without which the work goes on as well.
+///
+/// # Errors
+/// When the system refuses another thread.
+///
+/// # Panics
+/// When `name` holds a zero byte.
+pub fn try_spawn<F, T>(name: &str, function: F) -> std::io::Result<JoinHandle<T>>
+where
+    F: FnOnce() -> T + Send + 'static,
+    T: Send + 'static,
+{
     will_block();
     #[cfg(feature = "shuttle")]
     let ended = std::sync::Arc::new(crate::atomic::AtomicBool::new(false));
@@ -92,11 +110,8 @@ where
             value
         }
     };
-    match system::Builder::new().name(name.to_owned()).spawn(function) {
-        #[cfg(not(feature = "shuttle"))]
-        Ok(handle) => handle,
-        #[cfg(feature = "shuttle")]
-        Ok(inner) => JoinHandle { inner, ended },
-        Err(error) => panic!("cannot start the thread \"{name}\": {error}"),
-    }
+    let inner = system::Builder::new().name(name.to_owned()).spawn(function)?;
+    #[cfg(feature = "shuttle")]
+    let inner = JoinHandle { inner, ended };
+    Ok(inner)
 }

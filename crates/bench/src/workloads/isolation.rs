@@ -71,12 +71,12 @@ pub(super) fn small_fsyncs(
 }
 
 /// The 99th percentile of the small fsyncs beside the work, against that of the quiet ones.
-pub(super) fn ratio(measured: &Measured) -> f64 {
+/// `None` if there were none of a kind.
+pub(super) fn ratio(measured: &Measured) -> Option<f64> {
     let summaries = measured.recorder.summaries();
     let find = |name: &str| summaries.iter().find(|summary| summary.name == name);
-    let p99_us = |name: &str| find(name).and_then(|summary| summary.p99_us).unwrap_or(0.0);
-    let (quiet_us, beside_us) = (p99_us(QUIET), p99_us(BESIDE));
-    if quiet_us > 0.0 { beside_us / quiet_us } else { 0.0 }
+    let p99_us = |name: &str| find(name)?.p99_us;
+    Some(p99_us(BESIDE)? / p99_us(QUIET)?).filter(|ratio| ratio.is_finite())
 }
 
 /// The large file must be dirty in memory, as a whole, when it is fsynced.
@@ -98,7 +98,7 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     let quiet = summaries.iter().find(|summary| summary.name == QUIET);
     let completed = quiet.map_or(0, |summary| summary.count);
     let figures = vec![
-        Figure::new(RATIO, ratio(&measured), ""),
+        Figure::new(RATIO, ratio(&measured).unwrap_or(0.0), ""),
         Figure::new("large file", large_bytes as f64 / 1e6, "MB"),
     ];
     let throughput = Figure::new(

@@ -60,7 +60,8 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
         all.machine = all.machine + measured.machine;
     }
     let (beside, _) = made(&|| delete_beside(place, settings, &numbers(RANDOM, count)))?;
-    figures.push(Figure::new("fsync p99 beside / quiet", isolation::ratio(&beside), ""));
+    let ratio = isolation::ratio(&beside);
+    figures.extend(ratio.map(|ratio| Figure::new("fsync p99 beside / quiet", ratio, "")));
     all.recorder.merge(&beside.recorder);
     Ok(Findings { figures, ..Findings::of_rate(all, "runs/s") })
 }

@@ -6,6 +6,8 @@
 //! next mount goes on.*
 use super::Store;
 use super::operation::Operation;
+#[cfg(doc)]
+use crate::Error;
 use crate::{InodeId, Result};
 use cairn_btree::Tree;
 use cairn_format::{DeadRun, Generation, ItemKind, Key, TreeId};

@@ -3,10 +3,12 @@
 //!
 //! Copies go to clusters that nothing refers to and that no bitmap marks used, before the repair's
 //! superblock is written: a crash leaves the volume as it was. They take at most half of what the
-//! new trees leave free. What finds no room, or can't be read or written, is lost, and named.
+//! new trees leave free. What finds no room, or can't be read any more, is lost, and named. Where a
+//! copy can't be written, another place is tried; a device that refuses several ends the repair.
 //!
-//! If all bitmaps are those of the superblock, a cluster is discarded before a copy goes there:
-//! what it holds is of no use, so a device that saves what is overwritten need not save that.
+//! A cluster is discarded before a copy goes there, if what it holds is surely of no use: a device
+//! that saves what is overwritten need not save that. All bitmaps are those of the superblock then,
+//! no other superblock can be newer, and nothing in the log may be left to replay.
 use super::extents::good_blocks;
 use super::gather::GatheredTrees;
 use super::snapshots::References;
@@ -15,6 +17,7 @@ use crate::bitmaps::Allocation;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::reader::{Reader, read_data, write_block};
+use crate::report::{Finding, PassId};
 use cairn_blockdev::DeviceError;
 use cairn_format::{
     BlockNumber, BlockRange, Extent, ExtentKind, Generation, NODE_BLOCKS, NODE_SIZE,
@@ -22,6 +25,8 @@ use cairn_format::{
 
 /// Bytes in an item besides its value, and more.
 const ITEM_BYTES: usize = 32;
+/// Writes of copies that may fail.
+const FAILED_WRITES_MAX: usize = 3;
 /// Nodes of the trees that have no items of files, and inner nodes of small trees.
 const OTHER_NODES: usize = 16;
 
@@ -37,7 +42,8 @@ pub(super) struct Copier<'a> {
     /// Whether what is free is surely of no use.
     is_free_known: bool,
     /// Blocks that were copied.
-    pub(super) copied: u64,
+    copied: u64,
+    failed_writes: Vec<DeviceError>,
 }
 
 impl<'a> Copier<'a> {
@@ -84,8 +90,15 @@ impl<'a> Copier<'a> {
             }
         }
         let left = blocks.saturating_sub(new_nodes as u64 * NODE_BLOCKS) / 2;
-        let is_free_known = allocation.trusted;
-        Self { reader, generation, free, left, is_free_known, copied: 0 }
+        let is_doubtful =
+            |finding: &Finding| matches!(finding.pass, PassId::Superblocks | PassId::Log);
+        let report = &checker.report;
+        let is_free_known = allocation.trusted
+            && checker.superblock.clean
+            && report.findings_dropped == 0
+            && !report.findings.iter().any(is_doubtful);
+        let failed_writes = Vec::new();
+        Self { reader, generation, free, left, is_free_known, copied: 0, failed_writes }
     }
 
     /// Copies the blocks of an extent that can be read and match their checksums. Returns the
@@ -104,20 +117,38 @@ impl<'a> Copier<'a> {
             let mut skip = first;
             while run[0]
                 && skip < end
+                && self.failed_writes.len() <= FAILED_WRITES_MAX
                 && let Some(range) = self.take(end - skip)
             {
-                if let Ok(copy) = self.copy_to(&extent.slice(skip, range.blocks), range) {
-                    copies.push((skip, copy));
+                match self.copy_to(&extent.slice(skip, range.blocks), range) {
+                    Ok(copy) => {
+                        copies.extend(copy.map(|copy| (skip, copy)));
+                        skip += range.blocks;
+                    }
+                    Err(error) => self.failed_writes.push(error),
                 }
-                skip += range.blocks;
             }
         }
         copies
     }
 
-    fn copy_to(&mut self, part: &Extent, range: BlockRange) -> Result<Extent, DeviceError> {
+    /// Everything was copied that can be; how many blocks.
+    ///
+    /// # Errors
+    /// Writes failed that no other place could stand in for.
+    pub(super) fn finish(mut self) -> Result<u64, DeviceError> {
+        let is_refused = self.failed_writes.len() > FAILED_WRITES_MAX;
+        self.failed_writes.pop().filter(|_| is_refused).map_or(Ok(self.copied), Err)
+    }
+
+    /// The copy of a part, unless that can't be read any more.
+    ///
+    /// # Errors
+    /// It can't be written.
+    fn copy_to(&mut self, part: &Extent, range: BlockRange) -> Result<Option<Extent>, DeviceError> {
         if part.kind == ExtentKind::Data {
-            let data = read_data(self.reader.device, part.range(), &part.checksums)?;
+            let read = read_data(self.reader.device, part.range(), &part.checksums);
+            let Ok(data) = read else { return Ok(None) };
             if self.is_free_known {
                 // A hint.
                 let _ = self.reader.device.discard(range.start.offset_bytes(), data.len() as u64);
@@ -126,7 +157,7 @@ impl<'a> Copier<'a> {
         }
         self.copied += part.blocks;
         let (generation, written) = (self.generation, self.generation);
-        Ok(Extent { start: range.start, generation, written, ..part.clone() })
+        Ok(Some(Extent { start: range.start, generation, written, ..part.clone() }))
     }
 
     /// At most so many free blocks.

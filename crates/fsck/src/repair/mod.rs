@@ -114,6 +114,7 @@ pub(crate) fn rebuild(
     extents::drop_damaged(&mut trees, &checker.reader, given_up);
     references.leave_foreign(&mut trees, checker, &forks, &mut copier);
     references.cut_conflicts(&mut trees, &checker.reader, &forks, &mut copier);
+    let copied = copier.finish()?;
     let rules = amend::RepairRules {
         hash_seed: checker.superblock.hash_seed,
         generation,
@@ -173,7 +174,7 @@ pub(crate) fn rebuild(
     let dropped_nodes = dropped_nodes(checker, &salvaged);
     Ok(RepairResult::Repaired(RepairSummary {
         rescued,
-        copied: copier.copied,
+        copied,
         salvaged: salvaged.leaves,
         surplus_blocks: salvaged.surplus_blocks,
         unconfirmed_leaves: salvaged.unconfirmed_leaves,
