@@ -157,7 +157,7 @@ fn merge(base: &Side, fork: &Side, origin: &Side, root: NodeId, nested: &BTreeSe
         plan.entries.extend(becomes.map(|number| (key.clone(), number)));
     }
     let is_gone = |directory: &NodeId| {
-        fork.nodes.get(directory).is_none() && base.nodes.contains_key(directory)
+        !fork.nodes.contains_key(directory) && base.nodes.contains_key(directory)
     };
     let is_torn = theirs.intersection(&ours).next().is_some();
     if is_torn || nested.iter().any(|(directory, _)| is_gone(directory)) {
