@@ -465,9 +465,6 @@ impl ClientHistory {
     /// The prefix whose contents of `node` are the oldest that may be found where all forks and
     /// applications are that the first `first` operations made.
     pub(crate) fn copied_floor(&self, node: NodeId, first: usize) -> usize {
-        if self.sabotage == Sabotage::AppliedMayBeOlder {
-            return 0;
-        }
         let copied = self.copied.get(&node).map_or(&[][..], Vec::as_slice);
         copied.iter().copied().filter(|prefix| *prefix <= first).max().unwrap_or(0)
     }

@@ -71,7 +71,7 @@ pub(crate) fn with_half_applied(
     for (&prefix, nodes) in under_way {
         let run = runs.iter().find(|run| {
             let first = client.runs[**run].first;
-            first == prefix || client.last_of_run(**run) + 1 == prefix
+            first <= prefix && prefix <= client.last_of_run(**run) + 1
         });
         let Some(run) = run else { continue };
         let paths =

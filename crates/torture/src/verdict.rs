@@ -306,7 +306,10 @@ pub(crate) fn check_objects(
         };
         let replaced = file.map_or(0, |file| latest(&file.replacements, last));
         let truncated = file.map_or(0, |file| latest(&file.truncations, first));
-        let copied = history.copied_floor(*node, first);
+        let copied = match history.sabotage {
+            Sabotage::AppliedMayBeOlder => 0,
+            _ => history.copied_floor(*node, first),
+        };
         let from = moment.contents_floor(history, *node).max(copied).max(replaced).min(last);
         let window = Window {
             file,
