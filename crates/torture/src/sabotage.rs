@@ -45,7 +45,7 @@ pub enum Sabotage {
     ForgetsForks,
     /// The judge accepts in a fork what is, or was, where it comes from.
     ForksFollowTheirSource,
-    /// The judge accepts older contents of files to which a fork was applied.
+    /// The judge accepts older contents of files that a fork was applied to, or made of.
     AppliedMayBeOlder,
     /// The history does not keep apart what was before an application, and what was after it.
     AppliesByHalf,

@@ -50,7 +50,7 @@ const SEARCHES: &[(Sabotage, Killer)] = &[
     (Sabotage::ForgetsSubvolumes, Planted("older subvolumes")),
     (Sabotage::ForgetsForks, Planted("older forks")),
     (Sabotage::ForksFollowTheirSource, Planted("other data of its source in a fork")),
-    (Sabotage::AppliedMayBeOlder, Planted("older applied blocks")),
+    (Sabotage::AppliedMayBeOlder, Planted("older blocks of data")),
     (Sabotage::AppliesByHalf, Planted("half of an application")),
     (Sabotage::ForgetsSnapshots, Planted("older snapshots")),
     (Sabotage::SnapshotsByName, Planted("bytes from nowhere in a snapshot")),
