@@ -371,3 +371,32 @@ fn others_go_on() {
     drop(volume);
     open(&device, None).close().unwrap();
 }
+
+/// One that is gone, but for a snapshot that a fork needs, stays a part of its line, as the next
+/// mount sees it.
+#[test]
+fn a_removed_subvolume_stays_in_its_line_while_a_fork_needs_it() {
+    let device = device();
+    let mut volume = open(&device, None);
+    let home = make(&volume, b"home");
+    volume.create_snapshot(home, b"then").unwrap();
+    roll_back(&volume, b"home", b"then").unwrap();
+    roll_back(&volume, b"home~before-rollback-1", b"then").unwrap();
+    set_text(&volume, b"home~before-rollback-1", "changed");
+    let removed = find(&volume, b"home~before-rollback-1");
+    let id = id_of(&volume, removed);
+    volume.fork(removed, volume.root(), b"trial").unwrap();
+    let line = volume.line_of_subvolume(id).unwrap();
+    let origin = volume.origin_of_fork(find(&volume, b"trial")).unwrap();
+    assert_eq!((line.len(), origin), (3, removed));
+    volume.remove_subvolume(volume.root(), b"home~before-rollback-1").unwrap();
+    let mut origins = Vec::new();
+    for _ in 0..2 {
+        volume.sync().unwrap();
+        assert_eq!(volume.line_of_subvolume(id).unwrap(), line);
+        origins.push(volume.origin_of_fork(find(&volume, b"trial")).map_err(|e| e.to_string()));
+        volume.close().unwrap();
+        volume = open(&device, None);
+    }
+    assert_eq!(origins[0], origins[1]);
+}

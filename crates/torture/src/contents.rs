@@ -6,6 +6,7 @@
 //! Blocks are shared by reference, so that every version of a block in a file's history costs 4 KiB
 //! once.
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of one block.
@@ -20,6 +21,8 @@ pub struct Contents {
     size_bytes: u64,
     blocks: BTreeMap<u64, Block>,
     allocated: Arc<BTreeSet<u64>>,
+    /// Of these, those that hold no data, each with a number of what has reserved it.
+    reserved: Arc<BTreeMap<u64, u64>>,
 }
 
 impl Contents {
@@ -38,18 +41,53 @@ impl Contents {
         &self.allocated
     }
 
-    /// Allocates the blocks that a range touches.
-    pub fn allocate(&mut self, offset_bytes: u64, length_bytes: u64) {
-        let blocks =
-            offset_bytes / BLOCK_BYTES..(offset_bytes + length_bytes).div_ceil(BLOCK_BYTES);
-        if length_bytes > 0 && blocks.clone().any(|block| !self.allocated.contains(&block)) {
-            Arc::make_mut(&mut self.allocated).extend(blocks);
+    /// Allocates the blocks that a range touches; those that were not hold no data, and are told
+    /// from others by `number`.
+    pub fn reserve(&mut self, offset_bytes: u64, length_bytes: u64, number: u64) {
+        let mut new: Vec<u64> = Self::touched(offset_bytes, length_bytes).collect();
+        new.retain(|block| !self.allocated.contains(block));
+        if !new.is_empty() {
+            Arc::make_mut(&mut self.allocated).extend(&new);
+            Arc::make_mut(&mut self.reserved).extend(new.into_iter().map(|block| (block, number)));
         }
+    }
+
+    fn touched(offset_bytes: u64, length_bytes: u64) -> Range<u64> {
+        let end = (offset_bytes + length_bytes).div_ceil(BLOCK_BYTES);
+        offset_bytes / BLOCK_BYTES..if length_bytes > 0 { end } else { 0 }
+    }
+
+    /// What `began` becomes that is what these contents once were, when they are applied to it:
+    /// blocks that were reserved since then are not.
+    pub(crate) fn applied_to(&self, began: &Contents) -> Contents {
+        let is_new = |block: &u64| {
+            let reserved = self.reserved.get(block);
+            reserved.is_some() && reserved != began.reserved.get(block)
+        };
+        let mut contents = self.clone();
+        Arc::make_mut(&mut contents.allocated).retain(|block| !is_new(block));
+        let kept = &contents.allocated;
+        Arc::make_mut(&mut contents.reserved).retain(|block, _| kept.contains(block));
+        contents
+    }
+
+    /// Whether both hold the same, in the same places.
+    pub(crate) fn same_as(&self, other: &Contents) -> bool {
+        let same = |block: &u64| self.blocks.get(block) == other.blocks.get(block);
+        (self.size_bytes, &self.allocated, &self.reserved)
+            == (other.size_bytes, &other.allocated, &other.reserved)
+            && self.changed_blocks(other).iter().all(same)
     }
 
     /// Writes `bytes` at `offset_bytes`; the file grows as needed.
     pub fn write(&mut self, offset_bytes: u64, bytes: &[u8]) {
-        self.allocate(offset_bytes, bytes.len() as u64);
+        let blocks = Self::touched(offset_bytes, bytes.len() as u64);
+        if blocks.clone().any(|block| !self.allocated.contains(&block)) {
+            Arc::make_mut(&mut self.allocated).extend(blocks.clone());
+        }
+        if self.reserved.range(blocks.start..blocks.end.max(blocks.start)).next().is_some() {
+            Arc::make_mut(&mut self.reserved).retain(|block, _| !blocks.contains(block));
+        }
         let mut done = 0;
         while done < bytes.len() {
             let position = offset_bytes + done as u64;
@@ -81,6 +119,7 @@ impl Contents {
         let whole = offset_bytes.div_ceil(BLOCK_BYTES)..whole_end / BLOCK_BYTES;
         if self.allocated.iter().any(|block| whole.contains(block)) {
             Arc::make_mut(&mut self.allocated).retain(|block| !whole.contains(block));
+            Arc::make_mut(&mut self.reserved).retain(|block, _| !whole.contains(block));
         }
         let touched: Vec<u64> = self
             .blocks

@@ -61,6 +61,8 @@ impl Floors {
             subvolumes: 300,
             snapshots: 3000,
             forks: 1500,
+            // Few runs have many, and many have none.
+            applied: 0,
         },
         snapshot_images: 500,
         planted: 850,
@@ -87,6 +89,7 @@ impl Floors {
             subvolumes: 9,
             snapshots: 20,
             forks: 50,
+            applied: 15,
         },
         snapshot_images: 18,
         planted: 40,
@@ -105,6 +108,7 @@ impl Floors {
             subvolumes: 0,
             snapshots: 0,
             forks: 0,
+            applied: 0,
         },
         snapshot_images: 0,
         ..Self::SEARCH
@@ -132,6 +136,7 @@ impl Floors {
             subvolumes: 0,
             snapshots: 0,
             forks: 0,
+            applied: 0,
         },
         snapshot_images: 0,
         planted: 760,

@@ -16,8 +16,6 @@ use cairn_environment::random::Seeded;
 const SNAPSHOT_NAMES: u64 = 5;
 /// Snapshots of a client; all are read completely, again and again.
 const SNAPSHOTS_MAX: usize = 6;
-/// Forks of a client, each of which may have all its files.
-const FORKS_MAX: usize = 5;
 
 /// What the operations of a client are like.
 #[derive(Clone, Copy, Debug)]
@@ -109,8 +107,10 @@ impl Profile {
 /// A seeded source of operations.
 #[derive(Clone, Debug)]
 pub struct Generator {
-    random: Seeded,
+    pub(crate) random: Seeded,
     profile: Profile,
+    /// An early fork that was made just now.
+    pub(crate) early_fork: Option<Path>,
 }
 
 /// Seconds of a time, before or after the epoch.
@@ -118,7 +118,7 @@ fn seconds(random: &mut Seeded) -> i64 {
     random.below(1 << 32) as i64 - (1 << 31)
 }
 
-enum Want {
+pub(crate) enum Want {
     Any,
     Regular,
     Directory,
@@ -128,10 +128,10 @@ enum Want {
 impl Generator {
     /// The source for `seed`.
     pub fn new(seed: u64, profile: Profile) -> Self {
-        Self { random: Seeded::new(seed), profile }
+        Self { random: Seeded::new(seed), profile, early_fork: None }
     }
 
-    fn name(&mut self) -> Name {
+    pub(crate) fn name(&mut self) -> Name {
         if self.random.chance(self.profile.colliding_percent, 100) {
             let count = u64::from(Name::END - Name::COLLIDING);
             return Name(Name::COLLIDING + self.random.below(count) as u8);
@@ -170,7 +170,7 @@ impl Generator {
     }
 
     /// A path for something new: a name in a directory that exists, mostly.
-    fn fresh(&mut self, model: &Model) -> Path {
+    pub(crate) fn fresh(&mut self, model: &Model) -> Path {
         let directory = self
             .existing(model, &Want::Directory)
             .map(|(path, _)| path)
@@ -179,7 +179,7 @@ impl Generator {
         directory.unwrap_or(Path { base: Base::Own, names: Vec::new() }).join(name)
     }
 
-    fn path(&mut self, model: &Model, want: Want) -> Path {
+    pub(crate) fn path(&mut self, model: &Model, want: Want) -> Path {
         if self.random.chance(9, 10)
             && let Some((path, _)) = self.existing(model, &want)
         {
@@ -236,6 +236,9 @@ impl Generator {
 
     /// The client's operation number `index`.
     pub fn next(&mut self, model: &Model, index: usize) -> Operation {
+        if let Some(operation) = self.in_early_fork(model) {
+            return operation;
+        }
         if self.random.chance(1, self.profile.durability_interval) {
             return self.durability(model);
         }
@@ -420,7 +423,7 @@ impl Generator {
     }
 
     /// A snapshot that exists, mostly, or the place for one.
-    fn snapshot(&mut self, model: &Model, exists: bool) -> (Subvolume, Name) {
+    pub(crate) fn snapshot(&mut self, model: &Model, exists: bool) -> (Subvolume, Name) {
         let (mut of, mut name) = (Subvolume::Root, Name(self.random.below(SNAPSHOT_NAMES) as u8));
         if self.random.chance(1, 2)
             && let Some((path, _)) = self.existing(model, &Want::Subvolume)
@@ -462,55 +465,6 @@ impl Generator {
                 Operation::ChangeInSnapshot { of, name, change }
             }
         }
-    }
-
-    /// Makes a fork, anywhere, or removes one.
-    fn on_forks(&mut self, model: &Model) -> Operation {
-        if model.forks().len() >= FORKS_MAX || self.random.chance(1, 3) {
-            let mut forks = model.paths();
-            forks.retain(|(_, id)| model.forks().contains_key(id));
-            if !forks.is_empty() {
-                let (path, _) = forks.swap_remove(self.random.below(forks.len() as u64) as usize);
-                return Operation::RemoveSubvolume { path };
-            }
-        }
-        if self.random.chance(1, 2)
-            && model.forks().len() < FORKS_MAX
-            && let Some(rollback) = self.rollback(model)
-        {
-            return rollback;
-        }
-        let of_snapshot = self.random.chance(1, 3);
-        let (of, name) = self.snapshot(model, of_snapshot);
-        // A fork of the volume's root directory would have the files of all clients.
-        if of == Subvolume::Root && !model.knows_all(0) {
-            return Operation::MakeSubvolume { path: self.fresh(model), mode: 0o755 };
-        }
-        Operation::Fork { of, snapshot: of_snapshot.then_some(name), to: self.fresh(model) }
-    }
-
-    /// Has a subvolume become what any of the snapshots holds that it shows; sometimes something
-    /// that can't be.
-    fn rollback(&mut self, model: &Model) -> Option<Operation> {
-        if self.random.chance(1, 10) {
-            let path = self.path(model, Want::Any);
-            return Some(Operation::Rollback { path, snapshot: self.name() });
-        }
-        let shown = |id: NodeId| {
-            let line = model.continued_by(id);
-            model.snapshots().keys().filter(move |(of, _)| line.contains(of))
-        };
-        let mut places = model.paths();
-        places.retain(|(path, id)| {
-            !path.names.is_empty() && model.is_subvolume(*id) && shown(*id).next().is_some()
-        });
-        let count = places.len() as u64;
-        let (path, id) =
-            (count > 0).then(|| places.swap_remove(self.random.below(count) as usize))?;
-        let snapshots: Vec<_> = shown(id).collect();
-        let (_, bytes) = snapshots[self.random.below(snapshots.len() as u64) as usize];
-        let snapshot = Name::all().find(|name| name.bytes(model.client()) == *bytes)?;
-        Some(Operation::Rollback { path, snapshot })
     }
 
     fn rename(&mut self, model: &Model) -> Operation {

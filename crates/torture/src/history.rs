@@ -142,6 +142,11 @@ pub struct ClientHistory {
     pub taken: BTreeMap<NodeId, Taken>,
     /// Nodes of forks: each is there with all that it has from the prefix that made the fork.
     pub(crate) forked: BTreeMap<NodeId, Forked>,
+    /// Of nodes of which a fork has copies, or to which one was applied: the prefixes that have at
+    /// least what the node was then, if they have that fork or application.
+    pub(crate) copied: BTreeMap<NodeId, Vec<usize>>,
+    /// The nodes that an application has given the content of others, by its prefix.
+    pub(crate) applied: BTreeMap<usize, Vec<NodeId>>,
     /// The device failed writes: data that was never acknowledged may be unreadable.
     pub may_be_unreadable: bool,
     /// Operations before the device's history: they are durable.
@@ -175,6 +180,8 @@ impl ClientHistory {
             times: BTreeMap::new(),
             taken: BTreeMap::new(),
             forked: BTreeMap::new(),
+            copied: BTreeMap::new(),
+            applied: BTreeMap::new(),
             may_be_unreadable: false,
             recorded_from: 0,
             sabotage: Sabotage::None,
@@ -193,6 +200,10 @@ impl ClientHistory {
             let certain = self.certain.get(&node).copied().unwrap_or_default();
             let namespace =
                 if data_only { certain.data } else { certain.data.max(certain.metadata) };
+            // The fork in which the node is, if that was not durable before.
+            let root = model.node(node).map_or(0, |node| node.subvolume);
+            let forked = self.forked.get(&root).map_or(0, |forked| forked.prefix);
+            let namespace = namespace.max(forked);
             self.promises.insert(
                 index,
                 Promise {
@@ -255,8 +266,20 @@ impl ClientHistory {
             self.certain.entry(*node).or_default().metadata = prefix;
             self.times.entry(*node).or_default().logged.push(prefix);
             self.forked.insert(*node, Forked { prefix, source: *source });
+            if effects.fork.as_ref().is_some_and(|fork| fork.snapshot.is_none()) {
+                self.copied.entry(*source).or_default().push(prefix);
+            }
             self.record_contents(*node, prefix, model, true);
         }
+        if let Some(applied) = &effects.applied {
+            for node in applied.nodes.keys() {
+                self.copied.entry(*node).or_default().push(prefix);
+                self.record_contents(*node, prefix, model, true);
+            }
+            self.applied.insert(prefix, applied.nodes.keys().copied().collect());
+        }
+        // An application is there or not, also if no name shows that.
+        let begins_run = effects.applied.is_some() && self.sabotage != Sabotage::AppliesByHalf;
         if !effects.metadata.is_empty() || effects.snapshots {
             let snapshot = of_model(model);
             let last = self.runs.last().expect("there is a first run");
@@ -267,7 +290,7 @@ impl ClientHistory {
                     .values()
                     .map(|(_, id)| id)
                     .eq(snapshot.names.values().map(|(_, id)| id));
-            if !same_names {
+            if !same_names || begins_run {
                 self.runs.push(Run { first: prefix, snapshot: Arc::new(snapshot) });
             }
         }
@@ -437,6 +460,13 @@ impl ClientHistory {
             |promise: &&Promise| promise.scope == Scope::All || promise.scope == Scope::Node(node);
         let promised = self.promised(position).filter(concerns).map(|promise| promise.contents);
         promised.chain(self.forked.get(&node).map(|forked| forked.prefix)).max().unwrap_or(0)
+    }
+
+    /// The prefix whose contents of `node` are the oldest that may be found where all forks and
+    /// applications are that the first `first` operations made.
+    pub(crate) fn copied_floor(&self, node: NodeId, first: usize) -> usize {
+        let copied = self.copied.get(&node).map_or(&[][..], Vec::as_slice);
+        copied.iter().copied().filter(|prefix| *prefix <= first).max().unwrap_or(0)
     }
 
     /// The prefix whose times of `node` are the oldest that may be found after a crash at

@@ -8,6 +8,7 @@
 //! Invariants: `links` of a file is the number of its names, of a directory 2 + its subdirectories;
 //! a node without names stays as long as a handle refers to it.
 use crate::contents::Contents;
+use crate::model_forks::Tree;
 use crate::operation::{Base, Name, Path, Special, Target};
 use crate::volume_snapshots::ModelSnapshot;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +45,8 @@ pub enum Failure {
     NoSpace,
     /// The handle is not open: the operation does nothing on either side.
     NotOpen,
+    /// A fork and its origin have both changed something.
+    Conflicts,
     /// Anything that a healthy volume never returns.
     Other(String),
 }
@@ -101,6 +104,10 @@ pub struct Node {
     pub subvolume: NodeId,
     /// That subvolume was removed.
     pub is_stale: bool,
+    /// The node that it is a copy of, or a copy of a copy; its own number, if there is none.
+    pub(crate) number: NodeId,
+    /// Which operation was the last that may have changed its content.
+    pub(crate) touched: u64,
 }
 
 impl Node {
@@ -117,6 +124,8 @@ impl Node {
             handles: 0,
             subvolume: 0,
             is_stale: false,
+            number: 0,
+            touched: 0,
         }
     }
     /// Whether it is a directory.
@@ -167,6 +176,12 @@ pub struct Model {
     /// Of each fork that a rollback has put into the place of another subvolume, the first one that
     /// had it.
     pub(crate) firsts: BTreeMap<NodeId, NodeId>,
+    /// Of each fork that there ever was, the subvolume that it comes from, and what it began with.
+    pub(crate) begins: BTreeMap<NodeId, (NodeId, Arc<Tree>)>,
+    /// Which numbers of nodes an application has given to which subvolume.
+    pub(crate) given: BTreeSet<(NodeId, NodeId)>,
+    /// How many operations there were.
+    pub(crate) performed: u64,
     next: NodeId,
 }
 
@@ -197,6 +212,15 @@ pub struct Effects {
     pub taken: Option<(NodeId, NodeId)>,
     /// The nodes of a new fork.
     pub fork: Option<NewFork>,
+    /// What an application of a fork has changed.
+    pub applied: Option<Applied>,
+}
+
+/// What a fork's origin has got from it.
+#[derive(Clone, Debug, Default)]
+pub struct Applied {
+    /// The nodes that have got the content of others, and of which.
+    pub nodes: BTreeMap<NodeId, NodeId>,
 }
 
 /// What is in a new fork.
@@ -217,6 +241,7 @@ impl Model {
             Layout::Alone => (0, 0),
             Layout::Among(client) => (2, client),
         };
+        nodes.iter_mut().for_each(|(id, node)| node.number = *id);
         let mut root = BTreeMap::from([(SHARED_NAME.to_vec(), 1)]);
         match layout {
             Layout::Alone => drop(nodes.remove(&2)),
@@ -239,6 +264,9 @@ impl Model {
             snapshots: BTreeMap::new(),
             origins: BTreeMap::new(),
             firsts: BTreeMap::new(),
+            begins: BTreeMap::new(),
+            given: BTreeSet::new(),
+            performed: 0,
             next: 3,
         }
     }
@@ -314,7 +342,7 @@ impl Model {
     pub(crate) fn insert(&mut self, node: Node) -> NodeId {
         let id = self.next;
         self.next += 1;
-        self.nodes.insert(id, node);
+        self.nodes.insert(id, Node { number: id, ..node });
         id
     }
 
@@ -399,7 +427,6 @@ impl Model {
     /// Removes the subvolume with the root directory `root`, with all that is in it.
     pub(crate) fn remove_tree(&mut self, root: NodeId) {
         self.origins.remove(&root);
-        self.firsts.remove(&root);
         self.nodes.retain(|_, node| node.subvolume != root || node.handles > 0);
         for node in self.nodes.values_mut().filter(|node| node.subvolume == root) {
             (node.is_stale, node.links) = (true, 0);

@@ -20,7 +20,13 @@ impl Model {
     /// Performs `operation`.
     pub fn apply(&mut self, operation: &Operation) -> (Outcome, Effects) {
         let mut effects = Effects::default();
+        self.performed += 1;
         let outcome = self.perform(operation, &mut effects);
+        let may_have_changed = outcome.is_ok() || matches!(operation, Operation::Refused(_));
+        let target = operation.changed_target().filter(|_| may_have_changed);
+        if let Some(node) = target.and_then(|target| self.target(target).ok()) {
+            self.get(node).touched = self.performed;
+        }
         (outcome, effects)
     }
 
@@ -44,7 +50,12 @@ impl Model {
                 outcome
             }
             Operation::RemoveSubvolume { path } => self.remove_subvolume(path, effects),
-            Operation::Fork { of, snapshot, to } => self.fork(of, *snapshot, to, effects),
+            Operation::Fork { of, snapshot, to, early } => {
+                let outcome = self.fork(of, *snapshot, to, effects);
+                effects.is_durable = outcome.is_ok() && !early;
+                outcome
+            }
+            Operation::Apply { fork } => self.apply_fork(fork, effects),
             Operation::Rollback { path, snapshot } => self.rollback(path, *snapshot, effects),
             Operation::CreateSnapshot { .. }
             | Operation::DeleteSnapshot { .. }
@@ -143,6 +154,7 @@ impl Model {
                     return Err(Failure::InvalidArgument);
                 }
                 let (node, _) = self.regular_node(node)?;
+                let performed = self.performed;
                 let contents = self.contents_mut(node, true, effects);
                 if matches!(mode, Allocate::Punch | Allocate::Zero | Allocate::ZeroKeepSize) {
                     contents.zero(*offset_bytes, *length_bytes);
@@ -152,7 +164,7 @@ impl Model {
                     effects.gone = (!whole.is_empty()).then_some((node, whole));
                 }
                 if *mode != Allocate::Punch {
-                    contents.allocate(*offset_bytes, *length_bytes);
+                    contents.reserve(*offset_bytes, *length_bytes, performed);
                 }
                 if matches!(mode, Allocate::Extend | Allocate::Zero) {
                     contents.extend(offset_bytes + length_bytes);

@@ -3,12 +3,13 @@
 use crate::model::{Body, Effects, Failure, Model, NewFork, Node, NodeId, Outcome, Value};
 use crate::operation::{Name, Path, Subvolume, before_rollback};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The nodes of a subvolume that have names, without names that lead to other subvolumes.
 #[derive(Clone, Debug)]
 pub(crate) struct Tree {
     root: NodeId,
-    nodes: BTreeMap<NodeId, Node>,
+    pub(crate) nodes: BTreeMap<NodeId, Node>,
 }
 
 impl Tree {
@@ -58,9 +59,10 @@ impl Model {
         if self.entries(parent).contains_key(&name) {
             return Err(Failure::Exists);
         }
-        let live = || Tree::of(self, origin);
-        let tree = snapshot.as_ref().map_or_else(live, |snapshot| (*snapshot.tree).clone());
-        let (root, copies) = self.insert_copy(tree, parent);
+        let live = || Arc::new(Tree::of(self, origin));
+        let tree = snapshot.as_ref().map_or_else(live, |snapshot| Arc::clone(&snapshot.tree));
+        let (root, copies) = self.insert_copy(&tree, parent);
+        self.begins.insert(root, (origin, tree));
         // Where the fork's name stands, the fork has the time at which it was made.
         if let Some(copy) = copies.get(&parent).filter(|_| snapshot.is_none()) {
             self.get(*copy).modified_seconds = None;
@@ -69,7 +71,6 @@ impl Model {
         self.entries(parent).insert(name, root);
         self.entry_changed(parent, effects);
         self.origins.insert(root, origin);
-        effects.is_durable = true;
         effects.fork = Some(NewFork {
             nodes: copies.into_iter().map(|(old, new)| (new, old)).collect(),
             snapshot: snapshot.map(|snapshot| snapshot.id),
@@ -79,11 +80,11 @@ impl Model {
 
     /// Inserts a copy of a tree as a subvolume in the directory `parent`, without a name. Returns
     /// its root directory, and of each node the copy.
-    fn insert_copy(&mut self, tree: Tree, parent: NodeId) -> (NodeId, BTreeMap<NodeId, NodeId>) {
+    fn insert_copy(&mut self, tree: &Tree, parent: NodeId) -> (NodeId, BTreeMap<NodeId, NodeId>) {
         let copies: BTreeMap<NodeId, NodeId> =
             tree.nodes.keys().map(|old| (*old, self.new_id())).collect();
         let root = copies[&tree.root];
-        for (old, mut node) in tree.nodes {
+        for (old, mut node) in tree.nodes.clone() {
             node.subvolume = root;
             if let Body::Directory(entries, above) = &mut node.body {
                 entries.values_mut().for_each(|child| *child = copies[child]);
@@ -128,7 +129,7 @@ impl Model {
         }
         let key = self.shown_key(old, snapshot)?;
         let snapshot = self.snapshots[&key].clone();
-        let (root, copies) = self.insert_copy((*snapshot.tree).clone(), parent);
+        let (root, copies) = self.insert_copy(&snapshot.tree, parent);
         let is_free =
             |number: &u64| !self.entries(parent).contains_key(&before_rollback(&name, *number));
         let number = (1..).find(is_free).expect("a directory has an end");

@@ -257,11 +257,18 @@ pub enum Operation {
         name: Name,
         held: bool,
     },
-    /// Makes a fork of a subvolume, or of a snapshot of it. Durable when it returns.
+    /// Makes a fork of a subvolume, or of a snapshot of it. Durable when it returns, unless it is
+    /// `early`: then an fsync of anything in it makes it so.
     Fork {
         of: Subvolume,
         snapshot: Option<Name>,
         to: Path,
+        early: bool,
+    },
+    /// Applies what has changed in a fork to what it comes from, if there is no conflict. Durable
+    /// when it returns.
+    Apply {
+        fork: Path,
     },
     /// Has a subvolume become what a snapshot holds that it shows. Durable when it returns.
     Rollback {

@@ -11,7 +11,7 @@ use crate::damaged::damage_root;
 use crate::found::Found;
 use crate::history::ClientHistory;
 use crate::planted::{Wrong, is_stale, out_of_order, with_bad_file, with_older};
-use crate::planted_forks::with_foreign_fork;
+use crate::planted_forks::{with_foreign_fork, with_half_applied};
 use crate::planted_snapshots::with_wrong_snapshot;
 use crate::promises::{Kind, Ledger, Promise, Promises};
 use crate::sabotage::Sabotage;
@@ -205,6 +205,7 @@ impl<'a> Oracle<'a> {
                 Wrong::OlderInSnapshot,
                 Wrong::NewerInSnapshot,
                 Wrong::ForeignInFork,
+                Wrong::AppliedByHalf,
             ]);
             let is_new = |wrong: &Wrong| !self.planted[client][wrong.index()];
             missing.extend(wrongs.filter(is_new).map(|wrong| (client, wrong)));
@@ -239,6 +240,7 @@ impl<'a> Oracle<'a> {
                 with_wrong_snapshot(found, history, wrong, position)
             }
             Wrong::ForeignInFork => with_foreign_fork(found, history, position),
+            Wrong::AppliedByHalf => with_half_applied(found, history, position),
             // The judge may let data be unreadable that could not be written.
             Wrong::Unreadable if history.may_be_unreadable => None,
             _ => with_bad_file(found, history, wrong),

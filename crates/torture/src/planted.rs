@@ -38,11 +38,13 @@ pub(crate) enum Wrong {
     NewerInSnapshot,
     /// A block of a file in a fork as it was, or became, where the fork comes from.
     ForeignInFork,
+    /// A part of what an application of a fork changes is done, and a part is not.
+    AppliedByHalf,
 }
 
 impl Wrong {
     /// How many there are, with all kinds of promises.
-    pub(crate) const COUNT: usize = Kind::ALL.len() + 8;
+    pub(crate) const COUNT: usize = Kind::ALL.len() + 9;
 
     pub(crate) fn index(self) -> usize {
         match self {
@@ -55,6 +57,7 @@ impl Wrong {
             Self::OlderInSnapshot => Kind::ALL.len() + 5,
             Self::NewerInSnapshot => Kind::ALL.len() + 6,
             Self::ForeignInFork => Kind::ALL.len() + 7,
+            Self::AppliedByHalf => Kind::ALL.len() + 8,
         }
     }
 
@@ -70,6 +73,7 @@ impl Wrong {
             Self::OlderInSnapshot => "older data in a snapshot".into(),
             Self::NewerInSnapshot => "newer data in a snapshot".into(),
             Self::ForeignInFork => "other data of its source in a fork".into(),
+            Self::AppliedByHalf => "half of an application".into(),
         }
     }
 }
@@ -134,7 +138,7 @@ pub(crate) fn with_older(found: &Found, promise: &Promise<'_>) -> Option<(Found,
         Older::Size(size_bytes) => object.size_bytes = size_bytes,
         Older::Allocation(blocks) => object.blocks = blocks,
         Older::Time(which, time) => *which.within(&mut object.times) = time,
-        Older::Data(block, older) => {
+        Older::Data(block, older) | Older::Applied(block, older) => {
             let Some(Ok(bytes)) = &mut object.bytes else { return None };
             let held =
                 bytes.chunks_mut(crate::contents::BLOCK_BYTES as usize).nth(block as usize)?;

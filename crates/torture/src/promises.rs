@@ -37,11 +37,13 @@ pub enum Kind {
     Subvolumes,
     Snapshots,
     Forks,
+    /// What applications of forks have made of files.
+    Applied,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Names,
         Self::Attributes,
         Self::Links,
@@ -53,6 +55,7 @@ impl Kind {
         Self::Subvolumes,
         Self::Snapshots,
         Self::Forks,
+        Self::Applied,
     ];
 
     /// What a promise of this kind is about, in a report.
@@ -70,6 +73,7 @@ impl Kind {
             Self::Subvolumes => "subvolumes",
             Self::Snapshots => "snapshots",
             Self::Forks => "forks",
+            Self::Applied => "applied blocks",
         }
     }
 }
@@ -99,6 +103,8 @@ pub struct Promises {
     pub snapshots: u64,
     /// Whether a name leads to a fork.
     pub forks: u64,
+    /// Blocks of files that applications of forks have changed.
+    pub applied: u64,
 }
 
 impl Promises {
@@ -122,6 +128,7 @@ impl Promises {
             Kind::Subvolumes => &mut self.subvolumes,
             Kind::Snapshots => &mut self.snapshots,
             Kind::Forks => &mut self.forks,
+            Kind::Applied => &mut self.applied,
         }
     }
 
@@ -171,6 +178,8 @@ pub(crate) enum Older<'a> {
     Xattrs(&'a Facts),
     /// `None` is a block of zeros.
     Data(u64, Option<&'a Block>),
+    /// The same before an application.
+    Applied(u64, Option<&'a Block>),
     Size(u64),
     Time(TimeOf, Timestamp),
     /// So many blocks.
@@ -197,6 +206,7 @@ impl Promise<'_> {
             Older::Links(_) => Kind::Links,
             Older::Xattrs(_) => Kind::Xattrs,
             Older::Data(..) => Kind::Data,
+            Older::Applied(..) => Kind::Applied,
             Older::Size(_) => Kind::Sizes,
             Older::Time(..) => Kind::Times,
             Older::Allocation(_) => Kind::Allocation,
@@ -345,7 +355,9 @@ impl<'a> Ledger<'a> {
     fn contents(&self, node: NodeId, permitted: &Permitted, promise: &mut dyn FnMut(Older<'a>)) {
         let history = self.history;
         let Some(file) = history.files.get(&node) else { return };
-        let floor = history.contents_floor(node, permitted.position).min(permitted.shortest_end);
+        let copied = history.copied_floor(node, permitted.least);
+        let floor = history.contents_floor(node, permitted.position).max(copied);
+        let floor = floor.min(permitted.shortest_end);
         if floor <= history.recorded_from {
             return;
         }
@@ -393,7 +405,11 @@ impl<'a> Ledger<'a> {
                 !same_bytes(older, version.as_ref(), length)
             };
             if versions[split - 1..end].iter().all(is_other) {
-                promise(Older::Data(block, older));
+                let is_applied = self.history.applied.contains_key(&versions[split - 1].0);
+                promise(match is_applied {
+                    true => Older::Applied(block, older),
+                    false => Older::Data(block, older),
+                });
             }
         }
     }

@@ -28,6 +28,7 @@ fn may_be_refused(operation: &Operation) -> bool {
         | Operation::MakeSubvolume { .. }
         | Operation::CreateSnapshot { .. }
         | Operation::Fork { .. }
+        | Operation::Apply { .. }
         | Operation::Rollback { .. }
         | Operation::MakeSymlink { .. }
         | Operation::MakeSpecial { .. }
@@ -100,8 +101,15 @@ pub fn done(
         }
         (operation, _) => return Ok(Done { operation, refused: false }),
     };
+    let plenty_bytes = match &operation {
+        // All that a fork has changed is copied.
+        Operation::Refused(refused) if matches!(**refused, Operation::Apply { .. }) => {
+            4 * PLENTY_BYTES
+        }
+        _ => PLENTY_BYTES,
+    };
     let available = available_bytes();
-    if available >= PLENTY_BYTES {
+    if available >= plenty_bytes {
         return Err(format!("a refusal left {operation:?}, where {available} bytes are available"));
     }
     Ok(Done { operation, refused: true })

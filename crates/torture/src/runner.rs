@@ -11,8 +11,8 @@ use crate::operation::{
     symlink_target, xattr_name,
 };
 use cairn_engine::{
-    AllocateMode, AttributeChange, Attributes, Error, FileType, FsyncKind, InodeId, NewInode,
-    RenameMode, TimeChange, Timestamp, Volume, XattrMode,
+    AllocateMode, AttributeChange, Attributes, Error, FileType, ForkOptions, FsyncKind, InodeId,
+    NewInode, RenameMode, TimeChange, Timestamp, Volume, XattrMode,
 };
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
@@ -313,7 +313,10 @@ impl Runner {
             | Operation::HoldSnapshot { .. }
             | Operation::ReadSnapshot { .. }
             | Operation::ChangeInSnapshot { .. } => self.perform_on_snapshots(operation),
-            Operation::Fork { of, snapshot, to } => self.fork(of, *snapshot, to),
+            Operation::Fork { of, snapshot, to, early } => {
+                self.fork(of, *snapshot, to, ForkOptions { early: *early })
+            }
+            Operation::Apply { fork } => self.apply(fork),
             Operation::Rollback { path, snapshot } => self.rollback(path, *snapshot),
             Operation::MakeSymlink { path, target_bytes } => {
                 let target = symlink_target(*target_bytes);

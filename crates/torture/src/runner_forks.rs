@@ -4,13 +4,21 @@ use crate::model::{Failure, Layout, Outcome, Value};
 use crate::operation::{Name, Path, Subvolume, before_rollback};
 use crate::runner::{Runner, failure};
 use crate::snapshot::list;
-use cairn_engine::{Attributes, Error, FileType, InodeId, Volume};
+use cairn_engine::{Apply, Attributes, Error, FileType, ForkOptions, InodeId, Volume, Winner};
 
 /// Entries of a directory that are read at once.
 const LISTING_BATCH: usize = 9;
+/// So much of each file in a new fork is read.
+const READ_BYTES: usize = 256 << 10;
 
 impl Runner {
-    pub(crate) fn fork(&self, of: &Subvolume, snapshot: Option<Name>, to: &Path) -> Outcome {
+    pub(crate) fn fork(
+        &self,
+        of: &Subvolume,
+        snapshot: Option<Name>,
+        to: &Path,
+        options: ForkOptions,
+    ) -> Outcome {
         let volume = self.volume();
         if *of == Subvolume::Root && self.layout() != Layout::Alone {
             return Err(Failure::InvalidArgument);
@@ -25,15 +33,26 @@ impl Runner {
             (Subvolume::At(path), None) => self.resolve(path)?,
         };
         let (parent, name) = self.place(to)?;
-        let made = volume.fork(source.inode, parent.inode, &name);
+        let made = volume.fork_with(source.inode, parent.inode, &name, options);
         let fork = made.map_err(|error| failure(&error))?.inode;
-        let same = expect_copy(volume, source.inode, fork);
+        let same = expect_copy(volume, source.inode, fork, options.early);
         volume.forget(fork, 1);
         same.map(|()| Value::Nothing).map_err(Failure::Other)
     }
 }
 
 impl Runner {
+    pub(crate) fn apply(&self, fork: &Path) -> Outcome {
+        let fork = self.resolve(fork)?;
+        match self.volume().apply(fork.inode, Winner::Neither).map_err(|error| failure(&error))? {
+            Apply::Done(applied) => Ok(Value::Count(applied.names.len() as u64)),
+            Apply::Conflicts(conflicts) if conflicts.is_empty() => {
+                Err(Failure::Other("an application is refused without a conflict".into()))
+            }
+            Apply::Conflicts(_) => Err(Failure::Conflicts),
+        }
+    }
+
     pub(crate) fn rollback(&self, path: &Path, snapshot: Name) -> Outcome {
         let volume = self.volume();
         let (parent, name) = self.place(path)?;
@@ -45,7 +64,7 @@ impl Runner {
         let info = info.map_err(|error| failure(&error))?;
         let done = volume.rollback(parent.inode, &name, info.root);
         let done = done.map_err(|error| failure(&error))?;
-        expect_copy(volume, info.root, done.root).map_err(Failure::Other)?;
+        expect_copy(volume, info.root, done.root, false).map_err(Failure::Other)?;
         let number = (1..).find(|number| before_rollback(&name, *number) == done.old_name);
         let found = volume.lookup(parent.inode, &done.old_name);
         let found = self.hold(found.map_err(|error| failure(&error))?.inode);
@@ -58,14 +77,24 @@ impl Runner {
 
 /// Nobody has changed anything in a new fork or where it comes from: each name in the fork leads to
 /// what has the same number and attributes as there, and what has no name in the fork is none of
-/// the files of the subvolume.
-fn expect_copy(volume: &Volume, source: InodeId, fork: InodeId) -> Result<(), String> {
+/// the files of the subvolume. With `reads`, files hold the same bytes, as far as they are read.
+fn expect_copy(volume: &Volume, source: InodeId, fork: InodeId, reads: bool) -> Result<(), String> {
     let failed = |error: Error| format!("reading a new fork: {error}");
     let mut todo = vec![(source, fork)];
     while let Some((source, fork)) = todo.pop() {
         let (old, new) = (volume.attributes(source), volume.attributes(fork));
         expect_same(&old.map_err(failed)?, &new.map_err(failed)?)?;
-        if volume.attributes(fork).map_err(failed)?.file_type != FileType::Directory {
+        let file_type = volume.attributes(fork).map_err(failed)?.file_type;
+        if reads && file_type == FileType::Regular {
+            let (mut old, mut new) = (Vec::new(), Vec::new());
+            for (inode, bytes) in [(source, &mut old), (fork, &mut new)] {
+                volume.read(inode, 0, READ_BYTES, bytes).map_err(failed)?;
+            }
+            if old != new {
+                return Err(format!("{fork} in a new fork does not hold what {source} holds"));
+            }
+        }
+        if file_type != FileType::Directory {
             continue;
         }
         let mut there = list(volume, source, LISTING_BATCH).map_err(failed)?;

@@ -45,6 +45,10 @@ pub enum Sabotage {
     ForgetsForks,
     /// The judge accepts in a fork what is, or was, where it comes from.
     ForksFollowTheirSource,
+    /// The judge accepts older contents of files that a fork was applied to, or made of.
+    AppliedMayBeOlder,
+    /// The history does not keep apart what was before an application, and what was after it.
+    AppliesByHalf,
     /// The judge misses no snapshots.
     ForgetsSnapshots,
     /// The judge compares names in snapshots, and nothing else.
@@ -92,6 +96,7 @@ impl Sabotage {
                 | Operation::RemoveSubvolume { .. }
                 | Operation::CreateSnapshot { .. }
                 | Operation::Fork { .. }
+                | Operation::Apply { .. }
                 | Operation::Rollback { .. }
                 | Operation::DeleteSnapshot { .. }
                 | Operation::HoldSnapshot { .. }

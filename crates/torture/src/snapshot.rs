@@ -211,7 +211,10 @@ fn found_facts(volume: &Volume, attributes: &Attributes) -> Result<Facts, Error>
         file_type: attributes.file_type as u8,
         is_subvolume,
         is_fork,
-        shown_snapshots: if is_fork { volume.snapshots(id)?.len() as u32 } else { 0 },
+        shown_snapshots: match is_fork {
+            true => volume.snapshots(id)?.iter().filter(|info| !info.is_temporary()).count() as u32,
+            false => 0,
+        },
         mode: attributes.mode & 0o7777,
         uid: attributes.uid,
         gid: attributes.gid,

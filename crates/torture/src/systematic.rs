@@ -7,32 +7,8 @@
 //! the same.
 use crate::contents::Tag;
 use crate::model::{Model, Value};
-use crate::operation::{
-    Allocate, Base, Name, Operation, Path, Rename, Special, Subvolume, Target, XattrSet,
-};
-
-const A: Name = Name(0);
-const B: Name = Name(1);
-const C: Name = Name(2);
-const D: Name = Name(3);
-const E: Name = Name(4);
-const F: Name = Name(5);
-const S: Name = Name(7);
-/// Names of snapshots.
-const X: Name = Name(8);
-const Y: Name = Name(9);
-const Z: Name = Name(10);
-/// Forks.
-const P: Name = Name(8);
-const Q: Name = Name(9);
-
-fn path(names: &[Name]) -> Path {
-    Path { base: Base::Own, names: names.to_vec() }
-}
-
-fn file(names: &[Name]) -> Target {
-    Target::Path(path(names))
-}
+use crate::operation::{Allocate, Name, Operation, Rename, Special, Subvolume, Target, XattrSet};
+use crate::systematic_operations::*;
 
 /// A step of a sequence.
 #[derive(Clone, Copy, Debug)]
@@ -40,40 +16,6 @@ pub struct Step {
     /// What it is called.
     pub name: &'static str,
     make: fn(&Model, Tag) -> Vec<Operation>,
-}
-
-fn write(names: &[Name], offset_bytes: u64, length_bytes: u64, tag: Tag) -> Operation {
-    Operation::Write { target: file(names), offset_bytes, length_bytes, tag }
-}
-
-fn fsync(names: &[Name], data_only: bool) -> Operation {
-    Operation::Fsync { target: file(names), data_only, wait: true }
-}
-
-fn rename(from: &[Name], to: &[Name], mode: Rename) -> Operation {
-    Operation::Rename { from: path(from), to: path(to), mode }
-}
-
-fn allocate(names: &[Name], offset_bytes: u64, length_bytes: u64, mode: Allocate) -> Operation {
-    Operation::Allocate { target: file(names), offset_bytes, length_bytes, mode }
-}
-
-fn fork(of: &[Name], to: &[Name]) -> Operation {
-    let of = if of.is_empty() { Subvolume::Root } else { Subvolume::At(path(of)) };
-    Operation::Fork { of, snapshot: None, to: path(to) }
-}
-
-fn fork_snapshot(name: Name, to: &[Name]) -> Operation {
-    Operation::Fork { of: Subvolume::Root, snapshot: Some(name), to: path(to) }
-}
-
-fn later(tag: Tag, operations: u32) -> Tag {
-    Tag { operation: tag.operation + operations, ..tag }
-}
-
-fn size_of(model: &Model, names: &[Name]) -> u64 {
-    let node = model.resolve(&path(names)).ok().and_then(|id| model.node(id));
-    node.and_then(|node| node.contents()).map_or(0, |contents| contents.size_bytes())
 }
 
 /// The set of steps.
@@ -514,6 +456,35 @@ pub const STEPS: &[Step] = &[
             ]
         },
     },
+    Step {
+        name: "overwrite a, fork the root as p early, fsync p/d/b",
+        make: |_, tag| vec![write(&[A], 100, 5000, tag), early_fork(&[P]), fsync(&[P, D, B], true)],
+    },
+    Step { name: "apply p", make: |_, _| vec![apply(&[P])] },
+    Step {
+        name: "fork the root as p, overwrite p/a and p/d/b, apply p",
+        make: |_, tag| {
+            vec![
+                fork(&[], &[P]),
+                write(&[P, A], 1000, 3500, later(tag, 1)),
+                write(&[P, D, B], 0, 4096, later(tag, 2)),
+                apply(&[P]),
+            ]
+        },
+    },
+    Step {
+        name: "fork the root as p, rename p/d to p/c, unlink p/a, create and write p/f, apply p",
+        make: |_, tag| {
+            vec![
+                fork(&[], &[P]),
+                rename(&[P, D], &[P, C], Rename::Replace),
+                Operation::Unlink { path: path(&[P, A]) },
+                Operation::Create { path: path(&[P, F]), mode: 0o600, uid: 1 },
+                write(&[P, F], 0, 9000, later(tag, 4)),
+                apply(&[P]),
+            ]
+        },
+    },
     Step { name: "fsync a", make: |_, _| vec![fsync(&[A], false)] },
     Step { name: "fsync d/l", make: |_, _| vec![fsync(&[D, Name(11)], false)] },
     Step { name: "fsync the root", make: |_, _| vec![fsync(&[], false)] },
@@ -531,10 +502,6 @@ pub const STEPS: &[Step] = &[
     Step { name: "commit", make: |_, _| vec![Operation::Commit] },
     Step { name: "trim", make: |_, _| vec![Operation::Trim] },
 ];
-
-fn snapshot_of_s() -> Operation {
-    Operation::CreateSnapshot { of: Subvolume::At(path(&[S])), name: Y }
-}
 
 /// What makes the tree.
 pub fn setup() -> Vec<Operation> {

@@ -8,12 +8,15 @@
 //! | changed its data, or its names | now | now | as before |
 //! | changed its attributes, links or xattrs | as before, or as asked for | now | as before |
 //! | forked it | as of the other | as of the other | as of the other |
+//! | applied a file to it | as of the file | now | as of the file |
+//! | applied a new file | as of the file | as of the file | as of the file |
+//! | applied a directory to it, or a new one | as before, as of that, or now | now, or as of that | as of that |
 //! | named it, and did not need to change it | as before, or now | as before, or now | as before |
 //!
 //! *Now* is a time at which the operation was under way.
 use crate::found::Times;
 use crate::history::{ClientHistory, NotedTimes};
-use crate::model::{Effects, Layout, Model, NewFork, NodeId};
+use crate::model::{Applied, Effects, Layout, Model, NewFork, NodeId};
 use crate::operation::{Base, Operation, Path, Target};
 use crate::runner::Runner;
 use cairn_engine::Timestamp;
@@ -34,6 +37,8 @@ pub(crate) struct Touched {
     asked_for: Option<Timestamp>,
     /// A fork that it made.
     fork: Option<NewFork>,
+    /// What it applied.
+    applied: Option<Applied>,
     begun: Timestamp,
 }
 
@@ -65,6 +70,7 @@ impl Touched {
             changes_names: target.is_none(),
             asked_for,
             fork: effects.fork.clone(),
+            applied: effects.applied.clone(),
             begun,
         }
     }
@@ -97,14 +103,21 @@ impl Touched {
         places.extend(
             handles.filter_map(|handle| Some((handle.clone(), model.target(&handle).ok()?))),
         );
+        let mut seen = BTreeSet::new();
         for (place, node) in places {
             if self.nodes.contains(&node)
+                && seen.insert(node)
                 && let Some(times) = runner.times(&place)
             {
                 let is_directory = model.node(node).is_some_and(|node| node.is_directory());
                 let before = history.times_of(node);
-                self.check(node, is_directory, before, &times)
-                    .map_err(|error| format!("{place:?}: {error}"))?;
+                let source = self.applied.as_ref().and_then(|applied| applied.nodes.get(&node));
+                let source = source.and_then(|source| history.times_of(*source));
+                match source {
+                    Some(source) => self.check_applied(is_directory, before, source, &times),
+                    None => self.check(node, is_directory, before, &times),
+                }
+                .map_err(|error| format!("{place:?}: {error}"))?;
                 // A fork may be made again, and so may its name.
                 let has_steps = self.data.contains(&node) || self.fork.is_some();
                 let begun = has_steps.then_some(self.begun);
@@ -157,6 +170,31 @@ impl Touched {
             }
             () => Ok(()),
         }
+    }
+
+    /// Compares the times of what an application has made or changed with the table above; a
+    /// directory may have got or lost names, too.
+    fn check_applied(
+        &self,
+        is_directory: bool,
+        before: Option<Times>,
+        source: Times,
+        found: &Times,
+    ) -> Result<(), String> {
+        let during = |time: Timestamp| self.begun <= time && time <= now();
+        let changed = match before {
+            Some(_) => during(found.changed),
+            None => found.changed == source.changed || is_directory && during(found.changed),
+        };
+        let modified = if is_directory {
+            found.modified == before.unwrap_or(source).modified || during(found.modified)
+        } else {
+            found.modified == source.modified
+        };
+        if changed && modified && found.created == source.created {
+            return Ok(());
+        }
+        Err(format!("an application made the times {found:?}, of {before:?} and {source:?}"))
     }
 
     fn wrong(

@@ -226,8 +226,11 @@ fn explain(
         match checked {
             Ok(()) => explanations.push(Explanation { first, last }),
             Err(error) => {
-                problem =
-                    Some(format!("client {}, prefix {first} to {last}: {error}", history.client))
+                let before = problem.map_or(String::new(), |before| format!("{before}\n  "));
+                problem = Some(format!(
+                    "{before}client {}, prefix {first} to {last}: {error}",
+                    history.client
+                ));
             }
         }
     }
@@ -303,7 +306,11 @@ pub(crate) fn check_objects(
         };
         let replaced = file.map_or(0, |file| latest(&file.replacements, last));
         let truncated = file.map_or(0, |file| latest(&file.truncations, first));
-        let from = moment.contents_floor(history, *node).max(replaced).min(last);
+        let copied = match history.sabotage {
+            Sabotage::AppliedMayBeOlder => 0,
+            _ => history.copied_floor(*node, first),
+        };
+        let from = moment.contents_floor(history, *node).max(copied).max(replaced).min(last);
         let window = Window {
             file,
             source,

@@ -168,7 +168,9 @@ pub fn listed(volume: &Volume) -> Result<Vec<SnapshotInfo>, Error> {
     let wrong = |problem: String| Err(Error::NotAVolume(problem));
     let mut all: Vec<SnapshotInfo> = Vec::new();
     for subvolume in volume.snapshotted_subvolumes()? {
-        let shown = volume.snapshots(subvolume)?;
+        // After a crash those of an application may still be there.
+        let (temporary, shown): (Vec<_>, Vec<_>) =
+            volume.snapshots(subvolume)?.into_iter().partition(SnapshotInfo::is_temporary);
         let is_own = |info: &&SnapshotInfo| info.subvolume == subvolume;
         let of_one: Vec<SnapshotInfo> = shown.iter().filter(is_own).cloned().collect();
         if of_one.is_empty() {
@@ -186,7 +188,8 @@ pub fn listed(volume: &Volume) -> Result<Vec<SnapshotInfo>, Error> {
                 return wrong(format!("two snapshots have the identity of {info:?}"));
             }
         }
-        let usage = volume.snapshot_usage(subvolume)?;
+        let mut usage = volume.snapshot_usage(subvolume)?;
+        usage.retain(|one| !temporary.iter().any(|info| info.generation == one.generation));
         if !usage.iter().map(|one| one.generation).eq(of_one.iter().map(|one| one.generation)) {
             return wrong(format!("the usage {usage:?} is not that of {of_one:?}"));
         }

@@ -53,7 +53,7 @@ impl Lines {
         self.change(|firsts| _ = firsts.insert(id, first));
     }
 
-    /// The subvolume `id` is gone.
+    /// The item of the subvolume `id` is gone.
     pub(super) fn note_ended(&self, id: TreeId) {
         self.change(|firsts| _ = firsts.remove(&id));
     }

@@ -186,6 +186,7 @@ impl<'a> Records<'a> {
     /// Removes the item of a subvolume.
     pub(in crate::store) fn remove(&self, change: &Change<'_>, id: TreeId) -> Result<()> {
         self.tree()?.remove(change, &Key::subvolume(id))?;
+        self.trees.lines.note_ended(id);
         Ok(())
     }
 
@@ -218,7 +219,6 @@ impl<'a> Records<'a> {
     /// The tree of a subvolume is gone.
     pub(in crate::store) fn note_ended(&self, subvolume: &Subvolume) {
         self.trees.opened.lock().retain(|slot| *slot != subvolume.slot);
-        self.trees.lines.note_ended(subvolume.id);
         self.trees.ended.lock().push(subvolume.id);
     }
 

@@ -1,0 +1,80 @@
+//! What the steps of systematic workloads consist of, on their small tree.
+use crate::contents::Tag;
+use crate::model::Model;
+use crate::operation::{Allocate, Base, Name, Operation, Path, Rename, Subvolume, Target};
+
+pub(crate) const A: Name = Name(0);
+pub(crate) const B: Name = Name(1);
+pub(crate) const C: Name = Name(2);
+pub(crate) const D: Name = Name(3);
+pub(crate) const E: Name = Name(4);
+pub(crate) const F: Name = Name(5);
+pub(crate) const S: Name = Name(7);
+/// Names of snapshots.
+pub(crate) const X: Name = Name(8);
+pub(crate) const Y: Name = Name(9);
+pub(crate) const Z: Name = Name(10);
+/// Forks.
+pub(crate) const P: Name = Name(8);
+pub(crate) const Q: Name = Name(9);
+
+pub(crate) fn path(names: &[Name]) -> Path {
+    Path { base: Base::Own, names: names.to_vec() }
+}
+
+pub(crate) fn file(names: &[Name]) -> Target {
+    Target::Path(path(names))
+}
+
+pub(crate) fn write(names: &[Name], offset_bytes: u64, length_bytes: u64, tag: Tag) -> Operation {
+    Operation::Write { target: file(names), offset_bytes, length_bytes, tag }
+}
+
+pub(crate) fn fsync(names: &[Name], data_only: bool) -> Operation {
+    Operation::Fsync { target: file(names), data_only, wait: true }
+}
+
+pub(crate) fn rename(from: &[Name], to: &[Name], mode: Rename) -> Operation {
+    Operation::Rename { from: path(from), to: path(to), mode }
+}
+
+pub(crate) fn allocate(
+    names: &[Name],
+    offset_bytes: u64,
+    length_bytes: u64,
+    mode: Allocate,
+) -> Operation {
+    Operation::Allocate { target: file(names), offset_bytes, length_bytes, mode }
+}
+
+pub(crate) fn fork(of: &[Name], to: &[Name]) -> Operation {
+    let of = if of.is_empty() { Subvolume::Root } else { Subvolume::At(path(of)) };
+    Operation::Fork { of, snapshot: None, to: path(to), early: false }
+}
+
+/// Without work in the background it is durable when it returns, like any other; the judge does not
+/// know that.
+pub(crate) fn early_fork(to: &[Name]) -> Operation {
+    Operation::Fork { of: Subvolume::Root, snapshot: None, to: path(to), early: true }
+}
+
+pub(crate) fn apply(fork: &[Name]) -> Operation {
+    Operation::Apply { fork: path(fork) }
+}
+
+pub(crate) fn fork_snapshot(name: Name, to: &[Name]) -> Operation {
+    Operation::Fork { of: Subvolume::Root, snapshot: Some(name), to: path(to), early: false }
+}
+
+pub(crate) fn later(tag: Tag, operations: u32) -> Tag {
+    Tag { operation: tag.operation + operations, ..tag }
+}
+
+pub(crate) fn size_of(model: &Model, names: &[Name]) -> u64 {
+    let node = model.resolve(&path(names)).ok().and_then(|id| model.node(id));
+    node.and_then(|node| node.contents()).map_or(0, |contents| contents.size_bytes())
+}
+
+pub(crate) fn snapshot_of_s() -> Operation {
+    Operation::CreateSnapshot { of: Subvolume::At(path(&[S])), name: Y }
+}
