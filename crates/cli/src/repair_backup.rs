@@ -6,10 +6,10 @@
 //! the records back from the last to the first; a record that a crash tore has not been needed.
 //!
 //! What the repair discards before it writes there is not kept: the volume's bitmaps mark it free,
-//! nothing that can be read refers to it, and the volume had been unmounted in order. Undoing brings
-//! these bitmaps back, with the superblock and all else that the repair overwrites, so what free
-//! blocks hold counts for nothing again. Only the last repair can be undone: what an earlier one
-//! made free may be discarded by the next.
+//! nothing that can be read refers to it, and the volume had been unmounted in order. Undoing
+//! brings these bitmaps back, with the superblock and all else that the repair overwrites, so what
+//! free blocks hold counts for nothing again. Only the last repair can be undone: what an earlier
+//! one made free may be discarded by the next.
 //!
 //! A record that could not be written ends the repair: no later write may succeed, since undoing
 //! reads no further than to the first torn record.

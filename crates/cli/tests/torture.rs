@@ -152,8 +152,8 @@ fn a_run_that_would_test_nothing_is_refused() {
     torture.refuses(&["crash", "--seconds", "0.000000001"], "nothing was tested");
     torture.refuses(&["systematic", "--length", "1", "--sample", "0"], "--sample");
     torture.refuses(
-        &["systematic", "--length", "1", "--from", "80"],
-        "there is no workload 80; there are 80",
+        &["systematic", "--length", "1", "--from", "84"],
+        "there is no workload 84; there are 84",
     );
     torture.refuses(
         &["systematic", "--length", "1", "--seconds", "0.000000001"],

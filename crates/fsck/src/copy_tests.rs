@@ -74,6 +74,13 @@ impl<'a> Failing<'a> {
         Self { device, reads, discarded, failing_writes }
     }
 
+    fn fails_to_write(&self) -> bool {
+        let mut left = self.failing_writes.lock();
+        let fails = *left > 0;
+        *left -= u64::from(fails);
+        fails
+    }
+
     fn try_repair(&self) -> Result<Report, FsckError> {
         check(self, &CheckOptions { data: false, repair: true }, &mut |_| {})
     }
@@ -111,9 +118,7 @@ impl BlockDevice for Failing<'_> {
 
     fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
         let is_in = |range: &Range<u64>| range.contains(&offset_bytes);
-        let mut left = self.failing_writes.lock();
-        if *left > 0 && self.discarded.lock().iter().any(is_in) {
-            *left -= 1;
+        if self.discarded.lock().iter().any(is_in) && self.fails_to_write() {
             return Err(failure(Operation::Write, offset_bytes, buffers.len()));
         }
         self.device.write(offset_bytes, buffers)

@@ -1,8 +1,8 @@
 //! Requests about subvolumes and snapshots of a mounted volume: one request to a directory of the
 //! mount, as JSON in the buffer of an ioctl, and one answer.
 //!
-//! An answer is JSON as well, behind a line with two numbers: its own, and its length in bytes. What
-//! does not fit into the buffer is asked for by that number, part by part.
+//! An answer is JSON as well, behind a line with two numbers: its own, and its length in bytes.
+//! What does not fit into the buffer is asked for by that number, part by part.
 use crate::control::open_in_mount;
 use crate::error::MountError;
 use crate::kernel::{self, BUFFER_BYTES};
@@ -40,8 +40,8 @@ pub(crate) enum Request {
     /// Say what differs between this one, or this snapshot, and the one with the root directory of
     /// this inode number. The kernel's data was `sent` to the server.
     Differences { new: u64, sent: bool },
-    /// Apply what has changed in this fork to what it came from; this side wins conflicts, or nothing
-    /// is applied if there are any.
+    /// Apply what has changed in this fork to what it came from; this side wins conflicts, or
+    /// nothing is applied if there are any.
     Apply { winner: Option<Side> },
     /// Say more of an answer, from this byte on; the directory does not matter.
     Continue { number: u64, from: u64 },

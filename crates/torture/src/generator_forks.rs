@@ -1,5 +1,5 @@
-//! Makes random operations on forks: made, removed, applied to what they come from, and put into its
-//! place.
+//! Makes random operations on forks: made, removed, applied to what they come from, and put into
+//! its place.
 use crate::generator::{Generator, Want};
 use crate::model::{Model, NodeId};
 use crate::model_merge::Prediction;

@@ -124,6 +124,13 @@ impl Application<'_> {
         all
     }
 
+    /// Whether it gets content or loses names. What is only moved, or gets more names, keeps what
+    /// others write to it.
+    fn is_touched(&self, number: InodeNumber, links: &BTreeMap<InodeNumber, i64>) -> bool {
+        let loses_names = links.get(&number).is_some_and(|change| *change < 0);
+        self.contents.contains_key(&number) || loses_names
+    }
+
     fn is_new(&self, number: InodeNumber) -> bool {
         self.contents.get(&number).is_some_and(|content| content.is_new)
     }
@@ -167,14 +174,13 @@ impl Names {
         operation: &mut Operation<'_>,
         application: &Application<'_>,
     ) -> Result<Option<Outcome>> {
-        let concerned = application.concerned();
+        let (concerned, links) = (application.concerned(), link_changes(application.merge));
         // A rollback puts another one into its place.
         if self.store.origin_of_fork(application.from)?.1 != application.target
-            || !self.is_as_seen(application, &concerned)?
+            || !self.is_as_seen(application, &concerned, &links)?
         {
             return Ok(None);
         }
-        let links = link_changes(application.merge);
         let here = concerned.iter().filter(|number| !application.is_new(**number));
         let inodes: Vec<Arc<Inode>> =
             here.map(|number| self.files.inodes.get(application.target.sibling(*number))).collect();
@@ -216,6 +222,7 @@ impl Names {
         &self,
         application: &Application<'_>,
         concerned: &BTreeSet<InodeNumber>,
+        links: &BTreeMap<InodeNumber, i64>,
     ) -> Result<bool> {
         let Application { target, seen, merge, own_attribute, .. } = application;
         let now = Side { store: &self.store, tree: self.store.trees.of(*target), root: *target };
@@ -233,7 +240,8 @@ impl Names {
                 (Some(before), Some(after)) => before.parent != after.parent,
                 _ => true,
             };
-            !(concerned.contains(number) && (change.is_gone() || change.has_new_content()))
+            !(concerned.contains(number) && change.is_gone())
+                && !(application.is_touched(*number, links) && change.has_new_content())
                 && !(moves_directories && change.is_directory() && has_moved())
         });
         Ok(same_names && same_inodes)
@@ -246,11 +254,7 @@ impl Names {
         application: &Application<'_>,
         links: &BTreeMap<InodeNumber, i64>,
     ) -> Option<Vec<ExtentsGuard<'i>>> {
-        let is_wanted = |inode: &&Arc<Inode>| {
-            let number = inode.number.number();
-            let loses_names = links.get(&number).is_some_and(|change| *change < 0);
-            application.contents.contains_key(&number) || loses_names
-        };
+        let is_wanted = |inode: &&Arc<Inode>| application.is_touched(inode.number.number(), links);
         inodes.iter().filter(is_wanted).map(|inode| self.files.try_lock_extents(inode)).collect()
     }
 
@@ -269,8 +273,7 @@ impl Names {
                 state => state?,
             };
             // What is only moved may have anything in memory.
-            let loses_names = links.get(&number).is_some_and(|change| *change < 0);
-            let is_touched = application.contents.contains_key(&number) || loses_names;
+            let is_touched = application.is_touched(number, links);
             let is_directory = state.file_type() == FileType::Directory;
             if state.item.links == 0 || is_touched && !is_directory && state.is_dirty() {
                 return Ok(None);
