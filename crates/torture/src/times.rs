@@ -10,7 +10,7 @@
 //! | forked it | as of the other | as of the other | as of the other |
 //! | applied a file to it | as of the file | now | as of the file |
 //! | applied a new file | as of the file | as of the file | as of the file |
-//! | applied a directory, or a new one | before, as of that, or now | now, or as of that | as of that |
+//! | applied a directory, also a new one | before, of that, or now | now, or of that | of that |
 //! | named it, and did not need to change it | as before, or now | as before, or now | as before |
 //!
 //! *Now* is a time at which the operation was under way.
