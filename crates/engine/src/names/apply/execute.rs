@@ -240,9 +240,9 @@ impl Names {
                 (Some(before), Some(after)) => before.parent != after.parent,
                 _ => true,
             };
-            !(concerned.contains(number) && change.is_gone())
-                && !(application.is_touched(*number, links) && change.has_new_content())
-                && !(moves_directories && change.is_directory() && has_moved())
+            let is_lost = concerned.contains(number) && change.is_gone();
+            let is_mixed = application.is_touched(*number, links) && change.has_new_content();
+            !(is_lost || is_mixed || moves_directories && change.is_directory() && has_moved())
         });
         Ok(same_names && same_inodes)
     }
