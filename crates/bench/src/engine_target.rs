@@ -241,6 +241,17 @@ impl Subvolumes for EngineTarget {
         let (subvolume, _) = self.volume.subvolume_of(root.inode).map_err(error_of)?;
         self.volume.delete_snapshot(subvolume, name.as_bytes()).map_err(error_of)
     }
+
+    fn delete_snapshots(&self, path: &str, names: &[String]) -> io::Result<()> {
+        let root = self.walk(path)?;
+        let (subvolume, _) = self.volume.subvolume_of(root.inode).map_err(error_of)?;
+        let made_by =
+            |name: &String| Ok(self.volume.snapshot_named(subvolume, name.as_bytes())?.generation);
+        let made_by: cairn_engine::Result<Vec<u64>> = names.iter().map(made_by).collect();
+        made_by
+            .and_then(|made_by| self.volume.delete_snapshots(subvolume, &made_by))
+            .map_err(error_of)
+    }
 }
 
 struct EngineFile {

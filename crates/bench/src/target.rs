@@ -134,6 +134,13 @@ pub trait Subvolumes: Send + Sync {
     /// # Errors
     /// When there is none.
     fn delete_snapshot(&self, path: &str, name: &str) -> io::Result<()>;
+    /// Deletes snapshots of the one at `path`, together if the target can.
+    ///
+    /// # Errors
+    /// When one is missing.
+    fn delete_snapshots(&self, path: &str, names: &[String]) -> io::Result<()> {
+        names.iter().try_for_each(|name| self.delete_snapshot(path, name))
+    }
 }
 
 /// An open file or directory; dropping it closes it.

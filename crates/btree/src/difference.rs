@@ -13,7 +13,9 @@
 //!    the smaller key comes first, and equal ones are compared.
 //!
 //! With a subtree, those behind it are read that have to be, up to [`TOGETHER`]: of its level, and
-//! not of the other side, as far as that one's next subtrees have the same level.
+//! not of the other side, as far as that one's next subtrees have the same level. Inner nodes of
+//! both sides that were read so give way to their children at once: these stand next to each other
+//! then, and are read together, too.
 //!
 //! Invariant: what both streams have left differs in exactly what was not returned yet.
 //!
@@ -30,7 +32,9 @@ use std::collections::HashSet;
 use std::iter::FusedIterator;
 
 /// Nodes of one side that are read at the same time.
-const TOGETHER: usize = 64;
+const TOGETHER: usize = 256;
+/// So many subtrees of each side are looked through for them.
+const LOOK_AHEAD: usize = 4096;
 
 /// An item of which two trees have different values, or that only one of them has.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,7 +53,6 @@ pub struct ItemDifference {
 pub struct Differences<'a> {
     left: Stream<'a>,
     right: Stream<'a>,
-    nodes_read: u64,
     has_failed: bool,
 }
 
@@ -60,6 +63,7 @@ struct Stream<'a> {
     leaf: Option<(Node, usize)>,
     /// The next one is the last.
     subtrees: Vec<Subtree>,
+    nodes_read: u64,
 }
 
 struct Subtree {
@@ -83,7 +87,8 @@ enum Next<'s> {
 
 impl<'a> Stream<'a> {
     fn new(tree: &'a Tree) -> Self {
-        Self { tree, leaf: None, subtrees: vec![tree.expected_root(tree.root()).into()] }
+        let subtrees = vec![tree.expected_root(tree.root()).into()];
+        Self { tree, leaf: None, subtrees, nodes_read: 0 }
     }
 
     fn next(&self) -> Next<'_> {
@@ -103,10 +108,13 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// The next subtrees that have this level, and the first key behind them.
+    /// The next subtrees that have this level, at most [`LOOK_AHEAD`], and the first key behind
+    /// them.
     fn next_of_level(&self, level: u8) -> (&[Subtree], Option<Key>) {
         let is_other = |subtree: &Subtree| subtree.expected.level != level;
-        let first = self.subtrees.iter().rposition(is_other).map_or(0, |other| other + 1);
+        let far = self.subtrees.len().saturating_sub(LOOK_AHEAD);
+        let other = self.subtrees[far..].iter().rposition(is_other);
+        let first = other.map_or(far, |other| far + other + 1);
         let behind = first.checked_sub(1).map(|other| self.subtrees[other].expected.bounds.lower);
         (&self.subtrees[first..], behind)
     }
@@ -131,9 +139,10 @@ impl<'a> Stream<'a> {
                 && !shared.contains(&pointer(subtree))
         };
         let first = self.subtrees.len() - own.0.len();
-        let before = own.0.iter().enumerate().rev().skip(1).take(TOGETHER - 1);
-        let wanted = before.filter(|(_, subtree)| is_wanted(subtree)).map(|(at, _)| first + at);
-        let wanted: Vec<usize> = std::iter::once(self.subtrees.len() - 1).chain(wanted).collect();
+        let behind = own.0.iter().enumerate().rev().skip(1);
+        let behind = behind.filter(|(_, subtree)| is_wanted(subtree)).map(|(at, _)| first + at);
+        let next = std::iter::once(self.subtrees.len() - 1);
+        let wanted: Vec<usize> = next.chain(behind.take(TOGETHER - 1)).collect();
         let expected: Vec<_> = wanted.iter().map(|at| self.subtrees[*at].expected).collect();
         let mut found = wanted.into_iter().zip(fetch_many(&self.tree.cache, &expected));
         if let Some((at, node)) = found.next() {
@@ -144,20 +153,44 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    /// Puts in the place of the next subtree what is in its node, which was read.
-    fn open_subtree(&mut self) -> Result<(), TreeError> {
-        let Some(Subtree { expected, node: Some(node) }) = self.subtrees.pop() else {
-            return Ok(());
+    /// Puts in the place of the next subtree what is in its node, which was read; if `with_others`,
+    /// also in the places of others of its level that were read, unless they are leaves.
+    fn open(&mut self, with_others: bool) -> Result<(), TreeError> {
+        let Some(next) = self.subtrees.last() else { return Ok(()) };
+        let is_inner = next.expected.level > 0;
+        let opened = if is_inner && with_others {
+            self.next_of_level(next.expected.level).0.len()
+        } else {
+            1
+        };
+        let opened = self.subtrees.split_off(self.subtrees.len() - opened);
+        let last = opened.len() - 1;
+        for (at, mut subtree) in opened.into_iter().enumerate() {
+            match self.open_one(&mut subtree) {
+                Ok(true) => {}
+                Err(error) if at == last => return Err(error),
+                // It is tried again when its turn comes.
+                Ok(false) | Err(_) => self.subtrees.push(subtree),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it was read.
+    fn open_one(&mut self, subtree: &mut Subtree) -> Result<bool, TreeError> {
+        let (Some(node), expected) = (subtree.node.take(), subtree.expected) else {
+            return Ok(false);
         };
         let node = node.read(&self.tree.cache.waits);
         expected.check_keys(&node)?;
+        self.nodes_read += 1;
         if node.level() > 0 {
             let child = |index| Expected::child(self.tree.owner(), &node, expected.bounds, index);
             self.subtrees.extend((0..node.count()).rev().map(child).map(Subtree::from));
         } else if node.count() > 0 {
             self.leaf = Some((Node::clone(&node), 0));
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -224,7 +257,7 @@ fn step(left: Next<'_>, right: Next<'_>) -> Step {
 impl Differences<'_> {
     /// Nodes that were looked at so far; one that both sides have may count twice.
     pub fn nodes_read(&self) -> u64 {
-        self.nodes_read
+        self.left.nodes_read + self.right.nodes_read
     }
 
     fn advance(&mut self) -> Result<Option<ItemDifference>, TreeError> {
@@ -246,12 +279,12 @@ impl Differences<'_> {
                     if right {
                         self.right.read_ahead(&self.left)?;
                     }
-                    for stream in [left.then_some(&mut self.left), right.then_some(&mut self.right)]
-                        .into_iter()
-                        .flatten()
-                    {
-                        self.nodes_read += 1;
-                        stream.open_subtree()?;
+                    // Only together: what one side has opened the other one can't pass.
+                    if left {
+                        self.left.open(right)?;
+                    }
+                    if right {
+                        self.right.open(left)?;
                     }
                 }
                 Step::Return { left, right } => {
@@ -292,6 +325,44 @@ impl Tree {
     /// only one of them has, and those above. Neither may change meanwhile.
     pub fn differences<'a>(&'a self, right: &'a Tree) -> Differences<'a> {
         let (left, right) = (Stream::new(self), Stream::new(right));
-        Differences { left, right, nodes_read: 0, has_failed: false }
+        Differences { left, right, has_failed: false }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use crate::test_support::{TestVolume, key, value};
+
+    /// One change below each of many inner nodes: the leaves are not read one after the other.
+    #[test]
+    fn leaves_of_many_inner_nodes_are_read_together() {
+        let mut volume = TestVolume::new(256 << 20, 1 << 20);
+        let tree = volume.create();
+        let items = 20_000;
+        for index in 0..items {
+            volume.insert(&tree, key(index), &value(index, 0, 2000));
+        }
+        let write = |volume: &mut TestVolume| {
+            let nodes = volume.cache.take_dirty(volume.running);
+            volume.cache.write(&nodes).unwrap();
+            volume.running = volume.running.next();
+            tree.root()
+        };
+        let before = write(&mut volume);
+        assert_eq!(before.level, 2);
+        let changes = 10;
+        for change in 0..changes {
+            let index = change * (items / changes);
+            volume.insert(&tree, key(index), &value(index, 1, 2000));
+        }
+        let [left, right] = [before, write(&mut volume)].map(|root| volume.open_apart(root));
+        let mut found = left.differences(&right);
+        assert_eq!(found.next().unwrap().unwrap().key, key(0));
+        let read = |subtrees: &[super::Subtree]| {
+            subtrees.iter().filter(|subtree| subtree.node.is_some()).count() as u64
+        };
+        let ahead = (read(&found.left.subtrees), read(&found.right.subtrees));
+        assert_eq!(ahead, (changes - 1, changes - 1), "leaves that are read and not yet opened");
+        assert_eq!(found.count() as u64, changes - 1);
     }
 }

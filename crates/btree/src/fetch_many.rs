@@ -3,7 +3,7 @@
 //! The caller reads as well, and waits for no thread that has not begun: on a busy machine that
 //! would take longer than the reading.
 //!
-//! Lock discipline: none is held while a node is read; that of the work is, for a moment.
+//! Lock discipline: no node's lock is held while one is read; that of the work is, for a moment.
 use crate::cache::NodeCache;
 use crate::error::TreeError;
 use crate::expected::Expected;

@@ -83,6 +83,7 @@ mod own;
 mod page;
 mod quick;
 mod range;
+mod read_ahead;
 mod routes;
 mod shard;
 mod statistics;

@@ -81,7 +81,11 @@ pub fn mkfs(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Superbloc
     let superblock = Superblock {
         volume: VolumeId(random::bytes16()),
         generation: GENERATION_FIRST,
-        features: Features { incompatible: Features::IMPLICIT_BITMAPS, ..Features::default() },
+        features: Features {
+            compatible: Features::PARENTS,
+            incompatible: Features::IMPLICIT_BITMAPS,
+            ..Features::default()
+        },
         geometry,
         root: NodePointer { block: geometry.data_start(), generation: GENERATION_FIRST, level: 0 },
         next_inode: INODE_FIRST,

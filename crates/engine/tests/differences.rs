@@ -2,7 +2,8 @@
 //! others change it. `difference_histories.rs` has random changes.
 mod small_volume;
 
-use cairn_blockdev::MemoryDevice;
+use cairn_blockdev::{BlockDevice, MemoryDevice, SimulatedDevice};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{
     AllocateMode, AttributeChange, Difference, Error, FileType, InodeId, NewInode, RenameMode,
     TimeChange, Timestamp, Volume, VolumeOptions, XattrMode,
@@ -457,4 +458,71 @@ fn a_subvolume_is_compared_while_it_changes_and_snapshots_go() {
     assert_eq!(volume.snapshots(FIRST).unwrap().len(), 1, "temporary ones are gone");
     assert_eq!(volume.statistics().failures, Default::default(), "no damage was met");
     volume.close().unwrap();
+}
+
+/// A file notes the directory in which it was last given a name, however that was: others are not
+/// searched for it.
+#[test]
+fn files_are_found_without_a_search_of_all_directories() {
+    let give: [fn(&Volume, InodeId, InodeId) -> InodeId; 5] = [
+        |volume, _, to| put(volume, to, b"named", b"1"),
+        |volume, from, to| {
+            let inode = put(volume, from, b"a", b"1");
+            rename(volume, (from, b"a"), (to, b"named"));
+            inode
+        },
+        |volume, from, to| {
+            let inode = put(volume, from, b"b", b"1");
+            put(volume, to, b"named", b"2");
+            let mode = RenameMode::Exchange;
+            volume.rename(from, b"b", to, b"named", mode).unwrap();
+            inode
+        },
+        |volume, from, to| {
+            let inode = put(volume, from, b"a", b"1");
+            volume.link(inode, to, b"named").unwrap();
+            volume.unlink(from, b"a").unwrap();
+            inode
+        },
+        |volume, from, to| {
+            let inode = volume.create_unnamed(from, &FILE).unwrap().inode;
+            volume.link(inode, to, b"named").unwrap();
+            inode
+        },
+    ];
+    let device = Arc::new(SimulatedDevice::new(64 << 20));
+    mkfs(&*device, &MkfsOptions::default()).unwrap();
+    let options = || VolumeOptions { background: false, ..VolumeOptions::default() };
+    let open = || Volume::open(Arc::clone(&device) as Arc<dyn BlockDevice>, options()).unwrap();
+    let volume = open();
+    let root = volume.root();
+    let directories: Vec<InodeId> =
+        (0..40).map(|at| directory(&volume, root, format!("d{at:02}").as_bytes())).collect();
+    for at in &directories {
+        for number in 0..100 {
+            volume.forget(put(&volume, *at, format!("{number:0>200}").as_bytes(), b""), 1);
+        }
+    }
+    let files: Vec<InodeId> =
+        (0..5).map(|way| give[way](&volume, directories[38], directories[way * 2])).collect();
+    snapshot(&volume, "old");
+    for (way, inode) in files.into_iter().enumerate() {
+        volume.write(inode, 0, b"changed").unwrap();
+        let new = format!("new{way}");
+        snapshot(&volume, &new);
+    }
+    volume.close().unwrap();
+    let mut older = "old".to_string();
+    for way in 0..5 {
+        let volume = open();
+        let newer = format!("new{way}");
+        let [old, new] = [&older, &newer]
+            .map(|name| volume.snapshot_named(FIRST, name.as_bytes()).unwrap().root);
+        let before = device.counters().reads;
+        assert_eq!(lines(&volume, old, new), [format!("M d{:02}/named (data)", way * 2)]);
+        let reads = device.counters().reads - before;
+        assert!(reads < 30, "way {way}: {reads} reads; all directories have more than 80 leaves");
+        volume.close().unwrap();
+        older = newer;
+    }
 }

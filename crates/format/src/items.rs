@@ -88,7 +88,8 @@ pub struct InodeItem {
     pub blocks: u64,
     /// Device number of a special file, as in `makedev` of Linux.
     pub device: u64,
-    /// Directory: its parent. Otherwise 0.
+    /// Directory: its parent. With [`Features::PARENTS`](crate::Features::PARENTS), of anything
+    /// else: the directory in which it was last given a name, which may be gone, or 0. Otherwise 0.
     pub parent: u64,
     /// Directory: number of entries.
     pub entries: u64,

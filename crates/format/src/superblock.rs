@@ -41,6 +41,8 @@ pub struct Features {
 }
 
 impl Features {
+    /// Compatible: inodes that are no directories may name a directory that has a name of theirs.
+    pub const PARENTS: u64 = 1 << 0;
     /// Incompatible: a slot 1 of zeros is the bitmap that mkfs would have written there.
     pub const IMPLICIT_BITMAPS: u64 = 1 << 0;
     /// Incompatible: there is a tree of subvolumes, and perhaps more than one tree of files.
@@ -53,6 +55,11 @@ impl Features {
     /// The incompatible features that this version knows.
     pub const INCOMPATIBLE_KNOWN: u64 =
         Self::IMPLICIT_BITMAPS | Self::SUBVOLUMES | Self::SNAPSHOTS | Self::FORKS;
+
+    /// Whether files note a directory of theirs.
+    pub fn has_parents(&self) -> bool {
+        self.compatible & Self::PARENTS != 0
+    }
 
     /// Whether the volume has a tree of subvolumes.
     pub fn has_subvolumes(&self) -> bool {

@@ -5,9 +5,9 @@
 use crate::forks::Lineage;
 use crate::names::InodeFacts;
 use cairn_format::{
-    DirectoryEntry, EntryTarget, Extent, ExtentKind, FileType, Generation, InodeItem, Key,
-    OrphanKind, SYMLINK_PART_BYTES, XATTR_INLINE_BYTES_MAX, XattrItem, blocks_for_bytes, hash_name,
-    name_slot_range,
+    DirectoryEntry, EntryTarget, Extent, ExtentKind, FileType, Generation, INODE_NUMBER_END,
+    InodeItem, Key, OrphanKind, SYMLINK_PART_BYTES, XATTR_INLINE_BYTES_MAX, XattrItem,
+    blocks_for_bytes, hash_name, name_slot_range,
 };
 use std::collections::BTreeMap;
 
@@ -20,6 +20,8 @@ pub(crate) struct GroupRules {
     pub(crate) generation_max: Generation,
     /// Whether an extent may have been written later than its blocks were allocated.
     pub(crate) has_long_extents: bool,
+    /// Whether files may note a directory of theirs.
+    pub(crate) has_parents: bool,
     /// Blocks that a fork has from its origin are never written in place.
     pub(crate) lineage: Lineage,
 }
@@ -114,8 +116,14 @@ impl FileGroup {
             "a device number on something that is not a device file".into()
         })?;
         let directory = file_type == FileType::Directory;
-        require(directory || (item.parent, item.entries) == (0, 0), || {
-            "a parent or entries on something that is not a directory".into()
+        require(directory || item.entries == 0, || {
+            "entries on something that is not a directory".into()
+        })?;
+        require(directory || item.parent == 0 || self.rules.has_parents, || {
+            "a parent on something that is not a directory".into()
+        })?;
+        require(directory || item.parent < INODE_NUMBER_END, || {
+            format!("its directory is {}, which is no inode number", item.parent)
         })?;
         let without_data =
             !matches!(file_type, FileType::Regular | FileType::Symlink | FileType::Directory);

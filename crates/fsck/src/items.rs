@@ -26,6 +26,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         hash_seed: checker.superblock.hash_seed,
         generation_max: checker.counters.generation_max,
         has_long_extents: checker.superblock.features.has_snapshots(),
+        has_parents: checker.superblock.features.has_parents(),
         lineage: Lineage::default(),
     };
     let mut trees = checker.take_trees();
@@ -46,9 +47,13 @@ pub(crate) fn check_snapshot(
     tree: &mut FileTree,
     generation: Generation,
 ) -> Result<(), FsckError> {
-    let hash_seed = checker.superblock.hash_seed;
-    let (generation_max, has_long_extents, lineage) = (generation, true, tree.lineage);
-    let rules = GroupRules { hash_seed, generation_max, has_long_extents, lineage };
+    let rules = GroupRules {
+        hash_seed: checker.superblock.hash_seed,
+        generation_max: generation,
+        has_long_extents: true,
+        has_parents: checker.superblock.features.has_parents(),
+        lineage: tree.lineage,
+    };
     let leaves = (0, tree.leaves.len() as u64);
     check_tree(checker, tree, rules, leaves, &mut None)
 }

@@ -71,7 +71,12 @@ fn items_that_cannot_be() {
     expect("nanoseconds", |v| v.change_inode(NEW, |i| i.changed.nanoseconds = 1_000_000_000));
     expect("unknown flags", |v| v.change_inode(NEW, |i| i.flags = 8));
     expect("a device number", |v| v.change_inode(NEW, |i| i.device = 8));
-    expect("a parent or entries", |v| v.change_inode(LARGE, |i| i.parent = 1));
+    expect("a parent on something", |v| v.change_inode(LARGE, |i| i.parent = 1));
+    expect("entries on something", |v| v.change_inode(LARGE, |i| i.entries = 1));
+    expect("which is no inode number", |v| {
+        v.superblock.features.compatible |= Features::PARENTS;
+        v.change_inode(LARGE, |i| i.parent = INODE_NUMBER_END);
+    });
     expect("on a special file", |v| v.change_inode(SYMLINK, |i| i.mode = 0o140755));
 }
 

@@ -35,10 +35,10 @@ pub enum Outcome {
 /// root and the server's user: it changes files of all owners.
 ///
 /// # Errors
-/// If it is no fork; if what it came from is gone (NODATA); if the server is too old (PROTO); as of
+/// If it is no fork; if what it came from is gone (NODATA); if the server is of another build; as of
 /// [`cairn_engine::Volume::apply`].
 pub fn apply(fork: &Path, winner: Winner) -> Result<Application, MountError> {
-    let refused = |errno| MountError::Refused { path: fork.to_owned(), errno };
+    let other_build = || MountError::OtherBuild(fork.to_owned());
     // What the kernel has of the fork, and what it has of the other one: the whole mount.
     send_cached_data_of(fork)?;
     let winner = match winner {
@@ -51,16 +51,16 @@ pub fn apply(fork: &Path, winner: Winner) -> Result<Application, MountError> {
         Err(MountError::Refused { errno: Errno::INVAL, .. })
             if subvolume_at(fork).is_ok_and(|found| found.origin.is_some()) =>
         {
-            return Err(refused(Errno::PROTO));
+            return Err(other_build());
         }
         answer => answer?,
     };
-    let target = answer.subvolumes.pop().ok_or_else(|| refused(Errno::PROTO))?;
+    let target = answer.subvolumes.pop().ok_or_else(other_build)?;
     if let Some(counts) = answer.applied {
         return Ok(Application { target, outcome: Outcome::Applied(counts) });
     }
     let conflicts = answer.conflicts.as_deref().and_then(decode);
-    let conflicts = conflicts.ok_or_else(|| refused(Errno::PROTO))?;
+    let conflicts = conflicts.ok_or_else(other_build)?;
     Ok(Application { target, outcome: Outcome::Conflicts(conflicts) })
 }
 

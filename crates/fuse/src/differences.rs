@@ -39,7 +39,7 @@ pub fn differences(old: &Path, new: &Path) -> Result<Vec<Difference>, MountError
         Some(Comparison::Differences(text)) => decode(&text),
         Some(Comparison::MustSend) | None => None,
     };
-    found.ok_or(refused(old, Errno::PROTO))
+    found.ok_or_else(|| MountError::OtherBuild(old.to_owned()))
 }
 
 const CHANGES: usize = 6;

@@ -323,6 +323,7 @@ fn whole<E>(
 pub(crate) fn ask(directory: &Path, request: &Request) -> Result<Answer, MountError> {
     let failed = |errno| match errno {
         Errno::NOTTY => MountError::NotInCairn(directory.to_owned()),
+        Errno::PROTO => MountError::OtherBuild(directory.to_owned()),
         Errno::NOTCONN => MountError::NoAnswer { path: directory.to_owned(), errno },
         errno => MountError::Refused { path: directory.to_owned(), errno },
     };
@@ -342,7 +343,7 @@ pub(crate) fn ask(directory: &Path, request: &Request) -> Result<Answer, MountEr
         kernel::request_of_subvolumes(&open, &mut buffer)?;
         Ok(buffer)
     });
-    answer.map_err(failed)?.ok_or(failed(Errno::PROTO))
+    answer.map_err(failed)?.ok_or_else(|| MountError::OtherBuild(directory.to_owned()))
 }
 
 /// A path of bytes.

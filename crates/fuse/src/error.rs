@@ -59,6 +59,8 @@ pub enum MountError {
     ServerStillRunning { path: PathBuf, process_id: u32, seconds: u64 },
     #[error("the mount {path} does not answer: {errno}")]
     NoAnswer { path: PathBuf, errno: Errno },
+    #[error("the server of {0} is another build of cairn: unmount the volume and mount it again")]
+    OtherBuild(PathBuf),
     #[error("{path}: {errno}")]
     Refused { path: PathBuf, errno: Errno },
     #[error("the list of mounts cannot be read: {0}")]

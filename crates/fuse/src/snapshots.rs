@@ -72,7 +72,7 @@ pub fn hold_snapshot(path: &Path, name: &[u8], held: bool) -> Result<(), MountEr
 pub fn space_of_snapshots(path: &Path, intervals: &[Interval]) -> Result<u64, MountError> {
     let request = SnapshotRequest::Space { intervals: intervals.to_vec() };
     let answer = ask(path, &Request::Snapshots(request))?;
-    answer.space_bytes.ok_or_else(|| refused(path, Errno::PROTO))
+    answer.space_bytes.ok_or_else(|| MountError::OtherBuild(path.to_owned()))
 }
 
 /// Deletes the snapshots in these intervals, of the subvolume with the root directory at `path`, in
@@ -104,5 +104,5 @@ pub fn set_schedule(path: &Path, schedule: Option<&Schedule>) -> Result<(), Moun
 pub fn schedule(path: &Path) -> Result<Option<Schedule>, MountError> {
     let answer = ask(path, &Request::Snapshots(SnapshotRequest::ShowSchedule))?;
     let schedule = answer.schedule.map(|text| text.parse());
-    schedule.transpose().map_err(|_| refused(path, Errno::PROTO))
+    schedule.transpose().map_err(|_| MountError::OtherBuild(path.to_owned()))
 }

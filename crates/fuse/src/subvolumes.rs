@@ -22,6 +22,7 @@ fn place(path: &Path) -> Result<(PathBuf, &OsStr), MountError> {
 fn about(path: &Path, failure: MountError) -> MountError {
     match failure {
         MountError::Refused { errno, .. } => MountError::Refused { path: path.to_owned(), errno },
+        MountError::OtherBuild(_) => MountError::OtherBuild(path.to_owned()),
         failure => failure,
     }
 }
@@ -117,7 +118,7 @@ pub fn rollback(path: &Path, snapshot: &[u8]) -> Result<Rollback, MountError> {
     let (directory, name) = place(path)?;
     let request = Request::Rollback { name: name.as_bytes().to_vec(), snapshot: snapshot.to_vec() };
     let answer = ask(&directory, &request).map_err(|failure| about(path, failure))?;
-    let done = answer.rolled_back.ok_or_else(|| refused(Errno::PROTO))?;
+    let done = answer.rolled_back.ok_or_else(|| MountError::OtherBuild(path.to_owned()))?;
     let old = directory.join(path_of_bytes(done.old_name));
     // The kernel learns where the working directories of other programs are now.
     for path in [path, &old] {

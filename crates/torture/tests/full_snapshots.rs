@@ -2,6 +2,9 @@
 //! gives nothing back. Each deletion of a snapshot works then, and gives back all that only that
 //! one had, also by power failures in the middle. Without snapshots the volume is as empty as it
 //! was, each time.
+//!
+//! `CAIRN_FULL_SNAPSHOTS` sets the number of rounds: `CAIRN_FULL_SNAPSHOTS=500 scripts/test -p
+//! cairn-torture --test full_snapshots`.
 #[path = "full_snapshots/small.rs"]
 mod small;
 
@@ -11,13 +14,13 @@ use cairn_environment::random::Seeded;
 use cairn_torture::cleanups::{counts, delete_all};
 use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, fill, format};
-use cairn_torture::seed_from_environment;
 use cairn_torture::volume_snapshots::{FoundSnapshot, listed};
+use cairn_torture::{number_from_environment, seed_from_environment};
 use small::{DIRECTORY, VOLUME_BYTES, change_some, expect_used, open, remove_files, used};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-const ROUNDS: u32 = 5;
+const ROUNDS: u64 = 5;
 /// Snapshots of a round, at most.
 const SNAPSHOTS: u64 = 8;
 /// Snapshots of a volume with many.
@@ -134,7 +137,7 @@ fn remove_all(volume: &Volume, roots: &[InodeId]) {
 fn fills_and_deletes(background: bool) {
     let mut random = Seeded::new(seed_from_environment());
     let (device, before) = start(background);
-    for round in 0..ROUNDS {
+    for round in 0..number_from_environment("CAIRN_FULL_SNAPSHOTS").unwrap_or(ROUNDS) {
         let volume = open(&device, background);
         let roots = fill_between_snapshots(&volume, &mut random);
         if random.chance(1, 2) {

@@ -3,8 +3,8 @@
 //!
 //! For each order: a file is overwritten at random places between snapshots, so that each snapshot
 //! alone has as many runs; then the snapshots are deleted one after the other, and the time ends
-//! when nothing is left to be cleaned up. At last they are deleted in random order beside clients
-//! that fsync small files.
+//! when nothing is left to be cleaned up. At last more of them are deleted, all at once, beside
+//! clients that fsync small files.
 use super::{Findings, Place, Settings, isolation, snapshots, with_end};
 use crate::client::{self, Client, Limit, Measured};
 use crate::recorder::Recorder;
@@ -22,6 +22,9 @@ const PART_BLOCKS: u64 = 256;
 /// One block in so many is overwritten between two snapshots.
 const OVERWRITTEN_PART: u64 = 4;
 const SNAPSHOTS: u64 = 50;
+/// So many times more are deleted beside the clients: one commit deletes them all, and the fsyncs
+/// that meet it should not decide the 99th percentile.
+const MORE: u64 = 8;
 const LIVE: &str = "live";
 const POLL: Duration = Duration::from_millis(1);
 
@@ -40,7 +43,7 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     let (subvolumes, live) = (snapshots::of(&*place.target)?, place.path(LIVE));
     let count = settings.files.unwrap_or(SNAPSHOTS);
     let (mut all, mut figures) = (Measured::default(), Vec::new());
-    let made = |work: &dyn Fn() -> anyhow::Result<(Measured, u64)>| {
+    let made = |count: u64, work: &dyn Fn() -> anyhow::Result<(Measured, u64)>| {
         subvolumes.make(&live).context("a subvolume cannot be made")?;
         let ran = prepare(place, settings, count).and_then(|()| work());
         // After an error some are left.
@@ -51,7 +54,8 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
         with_end(ran, removed.with_context(|| format!("{live} is left behind")))
     };
     for order in ORDERS {
-        let (measured, runs) = made(&|| delete(place, settings, &numbers(order, count), order))?;
+        let (measured, runs) =
+            made(count, &|| delete(place, settings, &numbers(order, count), order))?;
         figures.push(Figure::new(order, measured.per_second(runs), "runs/s"));
         all.recorder.merge(&measured.recorder);
         all.seconds += measured.seconds;
@@ -59,25 +63,32 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
         all.process = all.process + measured.process;
         all.machine = all.machine + measured.machine;
     }
-    let (beside, _) = made(&|| delete_beside(place, settings, &numbers(RANDOM, count)))?;
+    let (beside, _) = made(MORE * count, &|| delete_beside(place, settings, MORE * count))?;
     let ratio = isolation::ratio(&beside);
     figures.extend(ratio.map(|ratio| Figure::new("fsync p99 beside / quiet", ratio, "")));
     all.recorder.merge(&beside.recorder);
     Ok(Findings { figures, ..Findings::of_rate(all, "runs/s") })
 }
 
-/// Deletes these snapshots while other clients fsync small files.
+/// Deletes so many snapshots at once while other clients fsync small files.
 fn delete_beside(
     place: &Place,
     settings: &Settings,
-    numbers: &[u64],
+    count: u64,
 ) -> anyhow::Result<(Measured, u64)> {
-    let (in_client, numbers) = (place.clone(), numbers.to_vec());
-    let parts = ("snapshot-deletion", numbers.len() as u64);
+    let in_client = place.clone();
+    let names: Vec<String> = (0..count).map(|number| number.to_string()).collect();
+    let parts = ("snapshot-deletion", 1);
     let measured =
         isolation::small_fsyncs(place, settings, parts, move |client, recorder, phase| {
             phase.begin_work();
-            delete_all(&in_client, client, recorder, (&numbers, BESIDE))
+            let (subvolumes, live) = (snapshots::of(&*in_client.target)?, in_client.path(LIVE));
+            recorder.time(BESIDE, || subvolumes.delete_snapshots(&live, &names))?;
+            while client.goes_on() && counter(&in_client, "cleanups_left")? > 0 {
+                clock::sleep(POLL);
+            }
+            client.completed();
+            Ok(())
         })?;
     Ok((measured, 0))
 }

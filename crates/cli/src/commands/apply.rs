@@ -280,10 +280,6 @@ fn explain(fork: &Path, error: MountError) -> anyhow::Error {
             "{fork} or what it came from was removed meanwhile, or the server waited too long for \
              this command; run it again"
         ),
-        Errno::PROTO => format!(
-            "the server of {fork} is another version of cairn; unmount the volume and mount it \
-             again"
-        ),
         errno => format!("{path}: {errno}"),
     };
     anyhow::anyhow!(reason)

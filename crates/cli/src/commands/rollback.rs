@@ -87,10 +87,6 @@ fn explain(path: &Path, snapshot: &OsStr, error: MountError) -> anyhow::Error {
         Errno::MLINK => "no number is left for a subvolume; delete some, then mount the volume \
                          again"
             .to_owned(),
-        Errno::PROTO => format!(
-            "the server of {path} is another version of cairn; unmount the volume and mount it \
-             again"
-        ),
         Errno::ROFS => format!("{path} is mounted read-only, or in a snapshot"),
         errno => format!("{path}: {errno}"),
     };

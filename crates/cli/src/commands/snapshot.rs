@@ -430,10 +430,6 @@ fn explain(path: &Path, name: &OsStr, error: MountError) -> anyhow::Error {
         Errno::MLINK => "no number is left for a snapshot; delete some, then mount the volume \
                          again"
             .to_owned(),
-        Errno::PROTO => format!(
-            "the server of {shown} is another version of cairn; unmount the volume and mount it \
-             again"
-        ),
         Errno::ROFS => format!("{shown} is mounted read-only"),
         errno => format!("{shown}: {errno}"),
     };

@@ -49,7 +49,7 @@ impl Names {
             } else {
                 0
             },
-            parent: if directory { parent_number.number().0 } else { 0 },
+            parent: self.parent_to_note(new.file_type, parent_number),
             entries: 0,
             flags: 0,
             generation: operation.generation(),
@@ -57,6 +57,15 @@ impl Names {
             modified: now,
             changed: now,
             created: now,
+        }
+    }
+
+    /// What the item of something that gets a name in `directory` says of its parent.
+    pub(super) fn parent_to_note(&self, file_type: FileType, directory: InodeId) -> u64 {
+        if file_type == FileType::Directory || self.store.trees.note_parents {
+            directory.number().0
+        } else {
+            0
         }
     }
 
@@ -185,6 +194,7 @@ impl Names {
             self.files.note_linked(inode);
         }
         state.item.links += 1;
+        state.item.parent = self.parent_to_note(file_type, parent);
         state.item.changed = now();
         operation.put_inode(inode, &state.loggable())?;
         let attributes =

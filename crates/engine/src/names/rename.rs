@@ -317,9 +317,7 @@ impl Names {
         }
         let state = locked.get(source.inode);
         state.item.changed = now();
-        if source.file_type == FileType::Directory {
-            state.item.parent = new.directory.number().0;
-        }
+        state.item.parent = self.parent_to_note(source.file_type, new.directory);
         self.put_inodes(operation, locked, [old.directory, new.directory, source.inode])?;
         Ok(Replaced { orphan, left })
     }
@@ -360,9 +358,7 @@ impl Names {
             self.account_new_entry(locked.get(place.directory), place.name, comes.file_type);
             let state = locked.get(comes.inode);
             state.item.changed = now();
-            if comes.file_type == FileType::Directory {
-                state.item.parent = place.directory.number().0;
-            }
+            state.item.parent = self.parent_to_note(comes.file_type, place.directory);
         }
         self.put_inodes(
             operation,

@@ -180,6 +180,8 @@ pub(crate) struct Trees {
     lines: Lines,
     /// There has been a fork.
     has_forks: AtomicBool,
+    /// Whether files note a directory of theirs, since the volume is of a build that knows how.
+    pub(crate) note_parents: bool,
     /// Trees that ended since the last cut. Changed by those who have joined.
     ended: Mutex<Vec<TreeId>>,
     next_tree: AtomicU64,
@@ -220,6 +222,7 @@ impl Trees {
             forming: Mutex::new(Rank::LEAF, FxHashSet::default()),
             lines: Lines::new(),
             has_forks: AtomicBool::new(superblock.features.has_forks()),
+            note_parents: superblock.features.has_parents(),
             ended: Mutex::new(Rank::LEAF, Vec::new()),
             next_tree: AtomicU64::new(superblock.next_tree.0),
             next_list: AtomicU64::new(superblock.next_list),

@@ -4,7 +4,7 @@ use crate::{FsckError, superblocks};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
     BlockNumber, BlockRange, CleanupItem, DeadListItem, DeadRun, DirectoryEntry, EntryTarget,
-    Extent, InodeItem, ItemKind, Key, NODE_BLOCKS, Node, NodePointer, Origin, RootItem,
+    Extent, FileType, InodeItem, ItemKind, Key, NODE_BLOCKS, Node, NodePointer, Origin, RootItem,
     SnapshotItem, SubvolumeItem, TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
 };
 use serde::Serialize;
@@ -287,7 +287,10 @@ fn describe_inode(item: &InodeItem) -> String {
         time.nanoseconds
     );
     if item.parent != 0 {
-        text += &format!(", parent {}, entries {}", item.parent, item.entries);
+        text += &format!(", parent {}", item.parent);
+    }
+    if item.file_type().is_ok_and(|file_type| file_type == FileType::Directory) {
+        text += &format!(", entries {}", item.entries);
     }
     if item.device != 0 {
         text += &format!(", device {:#x}", item.device);

@@ -27,6 +27,8 @@ pub(super) struct RepairRules {
     pub(super) generation: Generation,
     /// Whether extents may have been written after they were allocated.
     pub(super) has_long_extents: bool,
+    /// Whether files may note a directory of theirs.
+    pub(super) has_parents: bool,
 }
 
 /// Steps 1 to 5, after the extents are sorted out. Each subvolume may have a name only in its home.
@@ -97,7 +99,10 @@ fn sanitise(item: &mut InodeItem, file_type: FileType, rules: &RepairRules) {
         item.device = 0;
     }
     if file_type != FileType::Directory {
-        (item.parent, item.entries) = (0, 0);
+        item.entries = 0;
+        if !rules.has_parents || item.parent >= INODE_NUMBER_END {
+            item.parent = 0;
+        }
     }
     if !matches!(file_type, FileType::Regular | FileType::Directory | FileType::Symlink) {
         item.size = 0;

@@ -119,6 +119,7 @@ pub(crate) fn rebuild(
         hash_seed: checker.superblock.hash_seed,
         generation,
         has_long_extents: checker.superblock.features.has_snapshots(),
+        has_parents: checker.superblock.features.has_parents(),
     };
     let mut next_inode = checker.counters.next_inode.clamp(INODE_FIRST, INODE_NUMBER_END);
     let find_homes = |trees: &GatheredTrees| subvolumes::homes(&found, trees);

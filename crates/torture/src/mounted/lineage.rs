@@ -1,8 +1,11 @@
-//! Subvolumes that are snapshotted, forked, changed and removed again, all by one thread: so it is
-//! known of each snapshot and fork what it must show, data without an fsync included.
+//! Subvolumes that are snapshotted, forked, rolled back, changed and removed again, all by one
+//! thread: so it is known of each snapshot and fork what it must show, data without an fsync
+//! included.
 //!
 //! A crash leaves a snapshot or fork that was asked for with all of that, or not at all. One that
 //! was acknowledged is there, a deleted one is gone, and no look at a snapshot shows anything else.
+//! An early fork is acknowledged by the first fsync of anything in it. A rollback exchanges all of
+//! a subvolume at once, and leaves what it was beside it.
 use super::possible::Possible;
 use super::workers::{Journal, Kept, Problem, Worker};
 use super::{memory, pattern};
@@ -24,6 +27,8 @@ const FILES: usize = 8;
 const FILE_BYTES_MAX: u64 = 20_000;
 const SUBVOLUMES_MAX: usize = 4;
 const SNAPSHOTS_MAX: usize = 10;
+/// Rollbacks of one subvolume.
+const FORMER_MAX: usize = 3;
 /// More of those that are gone are not looked for.
 const GONE_MAX: usize = 40;
 
@@ -33,8 +38,12 @@ type Parts = Vec<u64>;
 #[derive(Clone, Serialize, Deserialize)]
 struct Subvolume {
     number: u64,
+    /// The name that it has after a rollback of the one with this number; that one stands apart.
+    former: Option<String>,
     exists: Possible<bool>,
     parts: Vec<Possible<u64>>,
+    /// What a rollback that was not acknowledged makes of it.
+    rolled_back: Option<Parts>,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -82,6 +91,11 @@ fn subvolume_name(number: u64) -> String {
     format!("subvolume-{number}")
 }
 
+/// What stands before the numbers in the names of what a subvolume was before its rollbacks.
+fn former_name(number: u64) -> String {
+    format!("{}~before-rollback-", subvolume_name(number))
+}
+
 fn snapshot_name(number: u64) -> String {
     format!("snapshot-{number}")
 }
@@ -120,9 +134,17 @@ impl Lineage {
         self.version
     }
 
-    /// Places of the subvolumes that are there.
+    /// Places of the subvolumes that are there, but for those that were rolled back.
     fn live(&self) -> Vec<usize> {
-        (0..self.subvolumes.len()).filter(|at| self.subvolumes[*at].exists.newest()).collect()
+        let is_live = |one: &Subvolume| one.exists.newest() && one.former.is_none();
+        (0..self.subvolumes.len()).filter(|at| is_live(&self.subvolumes[*at])).collect()
+    }
+
+    /// Places of what subvolume `number` was before its rollbacks.
+    fn former(&self, number: u64) -> Vec<usize> {
+        let is_former =
+            |one: &Subvolume| one.exists.newest() && one.number == number && one.former.is_some();
+        (0..self.subvolumes.len()).filter(|at| is_former(&self.subvolumes[*at])).collect()
     }
 
     /// Places of the snapshots that are there, of subvolume `of` or of all.
@@ -145,12 +167,14 @@ impl Lineage {
         exists.begin(true);
         let parts = parts.iter().map(|version| Possible::only(*version)).collect();
         let number = self.next_version();
-        self.subvolumes.push(Subvolume { number, exists, parts });
+        let (former, rolled_back) = (None, None);
+        self.subvolumes.push(Subvolume { number, former, exists, parts, rolled_back });
         self.subvolumes.len() - 1
     }
 
     fn path(&self, folder: &Path, at: usize) -> PathBuf {
-        folder.join(subvolume_name(self.subvolumes[at].number))
+        let Subvolume { number, former, .. } = &self.subvolumes[at];
+        folder.join(former.clone().unwrap_or_else(|| subvolume_name(*number)))
     }
 
     fn make_first(&mut self, folder: &Path, journal: &dyn Journal) -> io::Result<()> {
@@ -196,6 +220,8 @@ impl Lineage {
             table.sync_all()?;
             File::open(path)?.sync_all()?;
             self.subvolumes[at].parts.iter_mut().for_each(Possible::acknowledge);
+            // It may be an early fork.
+            self.subvolumes[at].exists.acknowledge();
             self.syncs += 1;
             journal.record(self)?;
         }
@@ -214,6 +240,7 @@ impl Lineage {
         snapshots::create_snapshot(&self.path(folder, at), snapshot_name(number).as_bytes())
             .map_err(io_error)?;
         self.snapshots[last].exists.acknowledge();
+        self.subvolumes[at].exists.acknowledge();
         self.syncs += 1;
         journal.record(self)?;
         if self.random.chance(1, 3) {
@@ -222,7 +249,7 @@ impl Lineage {
         Ok(())
     }
 
-    /// A fork of a subvolume, or of a snapshot.
+    /// A fork of a subvolume, or of a snapshot, perhaps an early one.
     fn fork(&mut self, folder: &Path, journal: &dyn Journal) -> io::Result<()> {
         let (live, shown) = (self.live(), self.shown(None));
         let snapshot = if self.random.chance(1, 2) { self.any(&shown) } else { None };
@@ -239,10 +266,60 @@ impl Lineage {
         };
         let at = self.begin_subvolume(&parts);
         journal.record(self)?;
-        subvolumes::fork(&source, &self.path(folder, at), false).map_err(io_error)?;
-        self.subvolumes[at].exists.acknowledge();
-        self.syncs += 1;
+        let early = self.random.chance(1, 3);
+        subvolumes::fork(&source, &self.path(folder, at), early).map_err(io_error)?;
+        if !early {
+            self.subvolumes[at].exists.acknowledge();
+            self.syncs += 1;
+        }
         journal.record(self)
+    }
+
+    /// Has a subvolume become what one of its snapshots holds.
+    fn roll_back(
+        &mut self,
+        folder: &Path,
+        (at, snapshot): (usize, usize),
+        journal: &dyn Journal,
+    ) -> io::Result<()> {
+        let Snapshot { number, parts, .. } = &self.snapshots[snapshot];
+        let (name, parts) = (snapshot_name(*number), parts.clone());
+        self.subvolumes[at].rolled_back = Some(parts.clone());
+        journal.record(self)?;
+        let path = self.path(folder, at);
+        let done = subvolumes::rollback(&path, name.as_bytes()).map_err(io_error)?;
+        let former = done.old.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let is_right = self.is_former_name(at, &former);
+        let former = self.note_rollback(at, former);
+        self.subvolumes[former].exists.acknowledge();
+        self.syncs += 1;
+        journal.record(self)?;
+        let found = self.read(&path).map_err(io::Error::other)?;
+        if found != parts || !is_right {
+            let path = path.display();
+            return Err(io::Error::other(format!(
+                "{path}: rolled back to {name}, and has {found:?} instead of {parts:?}"
+            )));
+        }
+        Ok(())
+    }
+
+    fn is_former_name(&self, at: usize, name: &str) -> bool {
+        let number = name.strip_prefix(&former_name(self.subvolumes[at].number));
+        number.is_some_and(|number| number.parse::<u64>().is_ok())
+    }
+
+    /// A rollback has happened; what it left behind has this name. Returns the place of that.
+    fn note_rollback(&mut self, at: usize, name: String) -> usize {
+        let Subvolume { number, exists, parts, rolled_back, .. } = &mut self.subvolumes[at];
+        let is_now = rolled_back.take().unwrap_or_default();
+        let was = std::mem::replace(parts, is_now.into_iter().map(Possible::only).collect());
+        exists.acknowledge();
+        let mut exists = Possible::only(false);
+        exists.begin(true);
+        let (number, former, rolled_back) = (*number, Some(name), None);
+        self.subvolumes.push(Subvolume { number, former, exists, parts: was, rolled_back });
+        self.subvolumes.len() - 1
     }
 
     fn delete(&mut self, folder: &Path, at: usize, journal: &dyn Journal) -> io::Result<()> {
@@ -256,27 +333,57 @@ impl Lineage {
         journal.record(self)
     }
 
-    /// Removes a subvolume, after its snapshots.
+    /// Removes a subvolume, after its snapshots, and what it was before its rollbacks.
     fn remove(&mut self, folder: &Path, at: usize, journal: &dyn Journal) -> io::Result<()> {
         for snapshot in self.shown(Some(self.subvolumes[at].number)) {
             self.delete(folder, snapshot, journal)?;
         }
-        self.subvolumes[at].exists.begin(false);
-        journal.record(self)?;
-        subvolumes::remove_subvolume(&self.path(folder, at)).map_err(io_error)?;
-        self.subvolumes[at].exists.acknowledge();
-        self.syncs += 1;
-        journal.record(self)
+        self.remove_all(folder, &[at], journal)?;
+        let former = self.former(self.subvolumes[at].number);
+        self.remove_all(folder, &former, journal)
+    }
+
+    /// Removes subvolumes without snapshots.
+    fn remove_all(
+        &mut self,
+        folder: &Path,
+        places: &[usize],
+        journal: &dyn Journal,
+    ) -> io::Result<()> {
+        for at in places.iter().copied() {
+            self.subvolumes[at].exists.begin(false);
+            journal.record(self)?;
+            subvolumes::remove_subvolume(&self.path(folder, at)).map_err(io_error)?;
+            self.subvolumes[at].exists.acknowledge();
+            self.syncs += 1;
+            journal.record(self)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what subvolumes were before their rollbacks, if a crash came after they were removed.
+    fn remove_left(&mut self, folder: &Path, journal: &dyn Journal) -> io::Result<()> {
+        let live: BTreeSet<u64> =
+            self.live().into_iter().map(|at| self.subvolumes[at].number).collect();
+        let is_left = |one: &Subvolume| one.exists.newest() && !live.contains(&one.number);
+        let left: Vec<usize> =
+            (0..self.subvolumes.len()).filter(|at| is_left(&self.subvolumes[*at])).collect();
+        self.remove_all(folder, &left, journal)
     }
 
     fn step(&mut self, folder: &Path, journal: &dyn Journal) -> io::Result<()> {
         let (live, shown) = (self.live(), self.shown(None));
         let Some(at) = self.any(&live) else { return self.make_first(folder, journal) };
         let snapshot = self.any(&shown);
+        let number = self.subvolumes[at].number;
+        let own = self.any(&self.shown(Some(number)));
         match self.random.below(20) {
             0 | 1 if shown.len() < SNAPSHOTS_MAX => self.snapshot(folder, at, journal),
             2 if live.len() < SUBVOLUMES_MAX => self.fork(folder, journal),
             3 if live.len() > 1 => self.remove(folder, at, journal),
+            4 if self.former(number).len() < FORMER_MAX && own.is_some() => {
+                own.map_or(Ok(()), |snapshot| self.roll_back(folder, (at, snapshot), journal))
+            }
             0..=3 => snapshot.map_or(Ok(()), |snapshot| self.delete(folder, snapshot, journal)),
             _ => self.write(folder, at, journal),
         }
@@ -343,17 +450,36 @@ impl Lineage {
         let mut found = BTreeSet::new();
         for entry in fs::read_dir(folder).map_err(|error| error.to_string())? {
             let name = entry.map_err(|error| error.to_string())?.file_name();
-            found.extend(name.to_str().and_then(|name| number_in(name, "subvolume")));
+            let name = name.to_string_lossy();
+            if name.starts_with("subvolume-") {
+                found.insert(name.into_owned());
+            }
+        }
+        for at in self.live() {
+            let known =
+                |name: &str| self.subvolumes.iter().any(|one| one.former.as_deref() == Some(name));
+            if self.subvolumes[at].rolled_back.is_none() {
+                continue;
+            }
+            match found.iter().find(|name| self.is_former_name(at, name) && !known(name)).cloned() {
+                Some(name) => drop(self.note_rollback(at, name)),
+                None => self.subvolumes[at].rolled_back = None,
+            }
         }
         for at in 0..self.subvolumes.len() {
             let path = self.path(folder, at);
             let within = |problem: Problem| format!("{}: {problem}", path.display());
-            let Subvolume { number, exists, .. } = &mut self.subvolumes[at];
-            let exists_now = found.remove(number);
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let exists_now = found.remove(&*name);
+            let Subvolume { exists, former, .. } = &mut self.subvolumes[at];
             let was_promised = exists.is_only(exists_now);
             exists.settle(exists_now).map_err(within)?;
-            self.kept.forks += u64::from(was_promised && exists_now);
-            self.kept.deletions += u64::from(was_promised && !exists_now);
+            let kept = match (exists_now, former) {
+                (false, _) => &mut self.kept.deletions,
+                (true, None) => &mut self.kept.forks,
+                (true, Some(_)) => &mut self.kept.rollbacks,
+            };
+            *kept += u64::from(was_promised);
             if !exists_now {
                 continue;
             }
@@ -370,10 +496,10 @@ impl Lineage {
                 .and_then(|()| File::open(&path)?.sync_all())
                 .map_err(|error| within(error.to_string()))?;
         }
-        found.into_iter().try_for_each(|number| {
-            let path = folder.join(subvolume_name(number));
-            if number <= self.newest {
-                return Err(format!("{}: removed long ago", path.display()));
+        found.into_iter().try_for_each(|name| {
+            let path = folder.join(&name);
+            if number_in(&name, "subvolume").is_none_or(|number| number <= self.newest) {
+                return Err(format!("{}: removed long ago, or never made", path.display()));
             }
             subvolumes::remove_subvolume(&path).map_err(|error| error.to_string())
         })
@@ -426,6 +552,7 @@ fn take_one(left: &mut usize) -> usize {
 
 impl Worker for Lineage {
     fn work(&mut self, folder: &Path, stop: &AtomicBool, journal: &dyn Journal) -> io::Result<()> {
+        self.remove_left(folder, journal)?;
         while !stop.load(Ordering::SeqCst) {
             self.step(folder, journal)?;
             self.forget();

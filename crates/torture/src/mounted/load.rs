@@ -148,13 +148,14 @@ fn run_rounds(
 
 /// Promises of snapshots and forks that were in force, with what they are, and in how many rounds
 /// there must be one: a run with less has looked at nothing.
-fn promises(workers: &[Named], whole: &Whole) -> [(&'static str, u64, &'static str, u64); 5] {
+fn promises(workers: &[Named], whole: &Whole) -> [(&'static str, u64, &'static str, u64); 6] {
     let mut kept = whole.kept();
     workers.iter().for_each(|(_, worker)| kept += worker.kept());
-    let Kept { snapshots, forks, deletions } = kept;
+    let Kept { snapshots, forks, rollbacks, deletions } = kept;
     [
         ("snapshots", snapshots, "acknowledged, there, and as they were made; at each check", 5),
         ("forks", forks, "acknowledged, and there; at each check", 10),
+        ("rollbacks", rollbacks, "acknowledged, and what was before is there; at each check", 10),
         ("deletions", deletions, "of snapshots and forks, acknowledged, and gone", 20),
         ("judged", whole.judged(), "snapshots and forks of all files, by all workers", 10),
         ("same_hash", whole.same(), "looks at one that showed what the look before had", 10),

@@ -65,6 +65,8 @@ pub struct Kept {
     pub snapshots: u64,
     /// A fork is there, with what it had or got since.
     pub forks: u64,
+    /// What a subvolume was before a rollback is there.
+    pub rollbacks: u64,
     /// A deleted snapshot or removed subvolume is gone.
     pub deletions: u64,
 }
@@ -73,6 +75,7 @@ impl AddAssign for Kept {
     fn add_assign(&mut self, other: Self) {
         self.snapshots += other.snapshots;
         self.forks += other.forks;
+        self.rollbacks += other.rollbacks;
         self.deletions += other.deletions;
     }
 }

@@ -76,6 +76,7 @@ pub(super) fn essence(item: &InodeItem) -> InodeItem {
     let of_files = InodeItem {
         links: 0,
         blocks: 0,
+        parent: 0,
         accessed: Default::default(),
         changed: Default::default(),
         ..*item
@@ -83,7 +84,7 @@ pub(super) fn essence(item: &InodeItem) -> InodeItem {
     if !is_directory(item) {
         return of_files;
     }
-    InodeItem { size: 0, entries: 0, parent: 0, modified: Default::default(), ..of_files }
+    InodeItem { size: 0, entries: 0, modified: Default::default(), ..of_files }
 }
 
 /// Whether an item is the attribute `own` of the root directory.

@@ -398,9 +398,7 @@ impl Names {
             let state = states.get_mut(directory).ok_or(Error::Busy)?.get_mut();
             self.account_new_entry(state, name, come.file_type);
             let state = states.get_mut(&come.inode).ok_or(Error::Busy)?.get_mut();
-            if come.file_type == FileType::Directory {
-                state.item.parent = directory.0;
-            }
+            state.item.parent = self.parent_to_note(come.file_type, known(directory));
             let inode = self.files.inodes.get(known(&come.inode));
             inode.seen_in.store(known(directory).0, Ordering::Relaxed);
         }
@@ -471,8 +469,8 @@ impl Names {
             for (at, extent) in staged {
                 self.files.insert_extent(operation, inode, state, at, extent)?;
             }
-            let InodeItem { links, blocks, generation, .. } = state.item;
-            state.item = InodeItem { links, blocks, generation, ..*item };
+            let InodeItem { links, blocks, generation, parent, .. } = state.item;
+            state.item = InodeItem { links, blocks, generation, parent, ..*item };
             state.disk_size = item.size;
         }
         if !content.is_new {

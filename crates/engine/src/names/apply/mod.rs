@@ -23,7 +23,7 @@ mod nested;
 
 use super::Names;
 use super::differences::gathered::{Entry, Side};
-use super::differences::paths::Paths;
+use super::differences::paths::{Paths, Wanted};
 use crate::file::staged::Staged;
 use crate::store::alone::OperationSize;
 use crate::store::operation::Operation;
@@ -310,7 +310,7 @@ fn path_of(side: Side<'_>, inode: InodeNumber) -> Result<Option<Vec<u8>>> {
         let path = paths.of_directory(inode)?;
         return Ok(Some(path.strip_suffix(b"/").unwrap_or(path).to_vec()));
     }
-    let names = paths.names_of(BTreeMap::from([(inode, 1)]))?;
+    let names = paths.names_of(BTreeMap::from([(inode, Wanted::new(1, &item))]))?;
     let Some((_, directory, name)) = names.into_iter().next() else { return Ok(None) };
     paths.of_entry(directory, &name).map(Some)
 }

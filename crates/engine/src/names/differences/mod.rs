@@ -16,7 +16,7 @@ use crate::types::{Changes, Difference, DifferenceKind};
 use crate::{Error, InodeId, Result};
 use cairn_format::{FileType, INODE_ROOT, InodeNumber};
 use gathered::{ChangedInode, Entry, Gathered, Side};
-use paths::Paths;
+use paths::{Paths, Wanted};
 use std::collections::{BTreeMap, HashMap};
 
 /// The path of the root directory.
@@ -190,7 +190,7 @@ impl Found {
             }
             let new_names = fates.added.len() + fates.moved.len() + fates.kept.len();
             if item.links as usize > new_names {
-                wanted.insert(*number, item.links);
+                wanted.insert(*number, Wanted::new(item.links, item));
                 by_number.insert(*number, *changes);
             }
         }

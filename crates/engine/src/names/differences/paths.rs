@@ -1,19 +1,26 @@
 //! Paths of directories and names of inodes in a tree that nothing changes.
 //!
-//! A directory knows its parent; its name stands in that one's entries. A file does not know where
-//! its names are, so the directories are searched. Inode numbers ascend as inodes are made, and a
-//! file is usually made in a directory that was made not long before it. So the search looks at
-//! first into the directory with the next smaller number of those that it knows. A file whose name
-//! is elsewhere, and one with several names, may cost a look at all directories.
+//! A directory knows its parent; its name stands in that one's entries. A file notes the directory
+//! in which it was last given a name, so the search begins there. It may have lost that name since,
+//! or have others, and on volumes of earlier builds files note nothing: then the directories are
+//! searched. Inode numbers ascend as inodes are made, and a file is usually made in a directory that
+//! was made not long before it. So the next to be searched is the one with the next smaller number
+//! of those that are known. All may have to be searched.
 use super::gathered::{Entry, Side};
 use crate::{Error, Result};
 use cairn_format::{
-    DirectoryEntry, EntryTarget, FileType, FormatError, INODE_ROOT, InodeNumber, ItemKind, Key,
+    DirectoryEntry, EntryTarget, FileType, FormatError, INODE_ROOT, InodeItem, InodeNumber,
+    ItemKind, Key,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Deepest path. Of damage only it could be deeper, since damage can lead in circles.
 const DEPTH_MAX: usize = 1 << 16;
+/// Directories that are read at the same time.
+const TOGETHER: usize = 32;
+
+/// An inode, a directory that has a name of it, and the name.
+type NamedInode = (InodeNumber, InodeNumber, Vec<u8>);
 
 /// What is known of the names of a tree.
 pub(in crate::names) struct Paths<'a> {
@@ -26,6 +33,24 @@ pub(in crate::names) struct Paths<'a> {
     seen: BTreeSet<InodeNumber>,
     /// Directories that were not searched yet, of those that are known.
     unsearched: BTreeSet<InodeNumber>,
+    /// Directories that were searched before they were known, since files noted them.
+    noted: BTreeSet<InodeNumber>,
+}
+
+/// An inode that is no directory, whose names are to be found.
+#[derive(Clone, Copy)]
+pub(in crate::names) struct Wanted {
+    /// How many names it has, or how many are wanted.
+    pub(in crate::names) names: u32,
+    /// The directory that it notes, if it does.
+    noted: Option<InodeNumber>,
+}
+
+impl Wanted {
+    /// So many of the names that the inode with this item has.
+    pub(in crate::names) fn new(names: u32, item: &InodeItem) -> Self {
+        Self { names, noted: Some(InodeNumber(item.parent)).filter(|parent| parent.0 != 0) }
+    }
 }
 
 impl<'a> Paths<'a> {
@@ -39,6 +64,7 @@ impl<'a> Paths<'a> {
             paths: HashMap::from([(INODE_ROOT, Vec::new())]),
             seen: BTreeSet::new(),
             unsearched: BTreeSet::from([INODE_ROOT]),
+            noted: BTreeSet::new(),
         }
     }
 
@@ -109,7 +135,9 @@ impl<'a> Paths<'a> {
                 Ok((EntryTarget::Inode(inode, FileType::Directory), name)) => {
                     if is_first {
                         self.places.entry(inode).or_insert_with(|| (directory, name.to_vec()));
-                        self.unsearched.insert(inode);
+                        if !self.noted.contains(&inode) {
+                            self.unsearched.insert(inode);
+                        }
                     }
                 }
                 Ok((EntryTarget::Inode(inode, _), name)) => visit(inode, name),
@@ -124,13 +152,22 @@ impl<'a> Paths<'a> {
         }
     }
 
-    /// The names of inodes that are no directories: `wanted` says of each how many there are. To be
-    /// called once.
+    /// The names of inodes. To be called once.
     pub(in crate::names) fn names_of(
         &mut self,
-        mut wanted: BTreeMap<InodeNumber, u32>,
-    ) -> Result<Vec<(InodeNumber, InodeNumber, Vec<u8>)>> {
+        mut wanted: BTreeMap<InodeNumber, Wanted>,
+    ) -> Result<Vec<NamedInode>> {
         let mut found = Vec::new();
+        self.noted = wanted.values().filter_map(|wanted| wanted.noted).collect();
+        let noted: Vec<InodeNumber> = self.noted.iter().copied().collect();
+        for together in noted.chunks(TOGETHER) {
+            let entries = |directory: &InodeNumber| Key::all(*directory, ItemKind::DirectoryEntry);
+            self.side.tree.read_ahead(&together.iter().map(entries).collect::<Vec<_>>())?;
+            for directory in together {
+                self.unsearched.remove(directory);
+                self.search(*directory, &mut wanted, &mut found)?;
+            }
+        }
         while !wanted.is_empty() {
             let round: Vec<InodeNumber> = wanted.keys().copied().collect();
             for inode in round {
@@ -143,16 +180,26 @@ impl<'a> Paths<'a> {
                     return Ok(found);
                 };
                 self.unsearched.remove(&directory);
-                self.look_into(directory, &mut |inode, name| {
-                    let Some(left) = wanted.get_mut(&inode) else { return };
-                    found.push((inode, directory, name.to_vec()));
-                    *left -= 1;
-                    if *left == 0 {
-                        wanted.remove(&inode);
-                    }
-                })?;
+                self.search(directory, &mut wanted, &mut found)?;
             }
         }
         Ok(found)
+    }
+
+    /// Takes what a directory names from `wanted`.
+    fn search(
+        &mut self,
+        directory: InodeNumber,
+        wanted: &mut BTreeMap<InodeNumber, Wanted>,
+        found: &mut Vec<NamedInode>,
+    ) -> Result<()> {
+        self.look_into(directory, &mut |inode, name| {
+            let Some(of) = wanted.get_mut(&inode) else { return };
+            found.push((inode, directory, name.to_vec()));
+            of.names -= 1;
+            if of.names == 0 {
+                wanted.remove(&inode);
+            }
+        })
     }
 }
