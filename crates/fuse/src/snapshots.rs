@@ -4,7 +4,6 @@ use crate::control;
 use crate::directory_requests::{Request, SnapshotRequest, ask, path_of_bytes};
 use crate::error::MountError;
 use crate::schedule::Schedule;
-use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
 pub use crate::directory_requests::{Interval, Snapshot, SnapshotPlace};
@@ -12,10 +11,6 @@ pub use cairn_engine::is_temporary_name;
 
 /// The name in the root directory of a mount that leads to all snapshots.
 pub const DIRECTORY: &str = ".snapshots";
-
-fn refused(path: &Path, errno: Errno) -> MountError {
-    MountError::Refused { path: path.to_owned(), errno }
-}
 
 /// Makes a snapshot of the subvolume with the root directory at `path`, with everything that was
 /// written before. It is durable then. For the owner of the subvolume, root, and the server's user.

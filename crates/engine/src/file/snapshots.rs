@@ -7,6 +7,7 @@
 //! Lock discipline: none is held here.
 use super::Files;
 use super::removal_queue::{Orphan, Removal};
+use crate::store::cleanups::Pace;
 use crate::store::snapshots::Which;
 use crate::{Error, InodeId, Result, SnapshotInfo};
 use cairn_format::Generation;
@@ -113,8 +114,8 @@ impl Files {
     pub(crate) fn finish_cleanups(&self, root: InodeId) -> Result<()> {
         for _ in 0..TRIES {
             let is_closing = || self.orphans.queue.is_closing();
-            match self.store.clean_up(root, is_closing, |snapshot| self.unload_subvolume(snapshot))
-            {
+            let unload = |snapshot| self.unload_subvolume(snapshot);
+            match self.store.clean_up(root, Pace::Hurried, is_closing, unload) {
                 // What was freed so far has to become durable first.
                 Err(Error::NoSpace) => self.store.commit()?,
                 Ok(()) if is_closing() => return Err(Error::Closed),
@@ -129,6 +130,7 @@ impl Files {
         let done = if self.store.options.background {
             self.store.clean_up(
                 orphan.number,
+                self.store.leisurely(),
                 || self.orphans.queue.is_closing(),
                 |snapshot| self.unload_subvolume(snapshot),
             )

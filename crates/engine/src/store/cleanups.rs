@@ -5,19 +5,63 @@
 //! crash: runs are named and referenced, or neither, since each batch is of one transaction; the
 //! next mount goes on.*
 use super::Store;
+use super::list_births::ItemBirths;
 use super::operation::Operation;
 #[cfg(doc)]
 use crate::Error;
 use crate::{InodeId, Result};
 use cairn_btree::Tree;
-use cairn_format::{DeadRun, Generation, ItemKind, Key, TreeId};
+use cairn_environment::clock::{self, Monotonic};
+use cairn_format::{DeadRun, Generation, ItemKind, Key, LogSeq, TreeId};
 use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// How long a cleanup works before it looks whether others work, too.
+const SLICE: Duration = Duration::from_millis(1);
+/// It rests so many times as long then.
+const REST: u32 = 4;
+/// It does not rest if less than this part of the volume is free.
+const SCARCE_PART: u64 = 8;
+
+/// How a cleanup shares the processors with others.
+pub(crate) enum Pace {
+    /// Somebody waits for it.
+    Hurried,
+    /// It leaves most of the time to others, as long as they change the volume and space is not
+    /// scarce.
+    Leisurely {
+        /// When it began to work.
+        since: Monotonic,
+        /// What others had logged then.
+        logged: LogSeq,
+    },
+}
 
 impl Store {
     /// Subvolumes of which dead runs are to be freed, by their root directories.
     pub(crate) fn with_cleanups(&self) -> Result<Vec<InodeId>> {
         let ids = self.trees.with_items(ItemKind::Cleanup)?.into_iter();
         ids.map(|id| Ok(InodeId::root_of(self.trees.slot_for_work(id)?))).collect()
+    }
+
+    /// A pace beside which others are not slowed down much.
+    pub(crate) fn leisurely(&self) -> Pace {
+        Pace::Leisurely { since: clock::now_monotonic(), logged: self.log.last() }
+    }
+
+    /// A part of the work is done, and no lock is held.
+    fn rest(&self, pace: &mut Pace) {
+        let Pace::Leisurely { since, logged } = pace else { return };
+        let worked = since.elapsed();
+        if worked < SLICE {
+            return;
+        }
+        let space = self.space.report();
+        let is_scarce = space.available_blocks < space.total_blocks / SCARCE_PART;
+        if *logged != self.log.last() && !is_scarce {
+            clock::sleep(worked * REST);
+        }
+        *pace = self.leisurely();
     }
 
     /// Frees what the cleanups of the subvolume with the root directory `root` name, unless
@@ -29,6 +73,7 @@ impl Store {
     pub(crate) fn clean_up(
         &self,
         root: InodeId,
+        mut pace: Pace,
         interrupted: impl Fn() -> bool,
         unload: impl Fn(InodeId),
     ) -> Result<()> {
@@ -43,7 +88,7 @@ impl Store {
             let lists: Vec<_> = self.trees.dead_lists(id).collect::<Result<_>>()?;
             for (since, list) in lists {
                 if (cleanup.lists_from..cleanup.lists_to).contains(&since) {
-                    self.clean_list(id, list, &births, &interrupted)?;
+                    self.clean_list(id, list, &births, (&mut pace, &interrupted))?;
                     if interrupted() {
                         return Ok(());
                     }
@@ -67,22 +112,47 @@ impl Store {
         id: TreeId,
         list: u64,
         births: &RangeInclusive<Generation>,
-        interrupted: &impl Fn() -> bool,
+        (pace, interrupted): (&mut Pace, &impl Fn() -> bool),
     ) -> Result<()> {
         let is_due = |run: &DeadRun| births.contains(&run.birth);
-        let mut from = Key::dead_runs(list, Generation(0), 0);
-        while let Some((key, runs)) = self.trees.runs_from(from)? {
+        let free_due = |key: Key, runs: &[DeadRun]| {
             if runs.iter().any(is_due) {
                 let mut operation = self.begin_on_snapshots(id)?;
                 operation.free_runs(key, is_due)?;
                 operation.leave_unlogged();
             }
-            if interrupted() {
-                break;
+            Result::Ok(())
+        };
+        if let Some(items) = self.list_births.of(list) {
+            for item in items.iter().filter(|item| item.meets(births)) {
+                match self.trees.runs_from(item.key)? {
+                    Some((key, runs)) if key == item.key => free_due(key, &runs)?,
+                    _ => {}
+                }
+                if interrupted() {
+                    break;
+                }
+                self.rest(pace);
             }
-            let Some(next) = key.successor() else { break };
-            from = next;
+            return Ok(());
         }
+        let (reading, mut left) = (self.list_births.begin(list), Vec::new());
+        let mut from = Some(Key::dead_runs(list, Generation(0), 0));
+        while let Some(first) = from
+            && let Some((key, runs)) = self.trees.runs_from(first)?
+        {
+            free_due(key, &runs)?;
+            let births = runs.iter().filter(|run| !is_due(run)).map(|run| run.birth);
+            if let Some((oldest, newest)) = births.clone().min().zip(births.max()) {
+                left.push(ItemBirths { key, births: oldest..=newest });
+            }
+            if interrupted() {
+                return Ok(());
+            }
+            self.rest(pace);
+            from = key.successor();
+        }
+        self.list_births.end(reading, left);
         Ok(())
     }
 
@@ -104,6 +174,7 @@ impl Store {
             operation.note_unlogged_change();
             let key = Key::of_subvolume(id, ItemKind::DeadList, since);
             records.tree()?.remove(&operation.change(), &key)?;
+            self.list_births.forget(list);
         }
         drop(records);
         operation.leave_unlogged();

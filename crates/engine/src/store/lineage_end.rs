@@ -34,6 +34,7 @@
 //! Lock discipline: one thread at a time works on a subvolume (`turns.rs`). It holds no lock while
 //! it waits.
 use super::Store;
+use super::cleanups::Pace;
 use super::cut_work::Source;
 use super::operation::Operation;
 use super::trees::{Records, Subvolume};
@@ -120,7 +121,7 @@ impl Store {
                 return Ok(None);
             } else {
                 let root = InodeId::root_of(subvolume.slot);
-                self.clean_up(root, ending.is_interrupted, ending.unload)?;
+                self.clean_up(root, Pace::Hurried, ending.is_interrupted, ending.unload)?;
                 if (ending.is_interrupted)() {
                     return Ok(None);
                 }

@@ -15,7 +15,7 @@
 //! Fields that only this folder changes are visible only here. The others are handles that check
 //! their own invariants.
 pub(crate) mod alone;
-mod cleanups;
+pub(crate) mod cleanups;
 mod commit;
 mod committer;
 pub(crate) mod counters;
@@ -27,6 +27,7 @@ pub(crate) mod failures;
 pub(crate) mod forks;
 pub(crate) mod inode_count;
 pub(crate) mod lineage_end;
+mod list_births;
 pub(crate) mod operation;
 pub(crate) mod recovery;
 mod refusals;
@@ -57,6 +58,7 @@ use cut_work::CutWork;
 use discards::Discards;
 use failures::FailureLedger;
 use inode_count::InodeCount;
+use list_births::ListBirths;
 use requests::{CommitSignal, Unpinner};
 use snapshot_counts::SnapshotCounts;
 use std::sync::Arc;
@@ -101,6 +103,7 @@ pub(crate) struct Store {
     pub(crate) cache: Arc<NodeCache>,
     pub(crate) transactions: Transactions,
     cut_work: CutWork,
+    list_births: ListBirths,
     /// Of threads that remove subvolumes.
     turns: Turns,
     pub(crate) snapshot_counts: SnapshotCounts,

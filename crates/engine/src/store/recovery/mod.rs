@@ -23,6 +23,7 @@ use super::cut_work::CutWork;
 use super::discards::Discards;
 use super::failures::{FailureLedger, Watched};
 use super::inode_count::InodeCount;
+use super::list_births::ListBirths;
 use super::requests::{CommitSignal, Unpinner};
 use super::snapshot_counts::SnapshotCounts;
 use super::transaction::Transactions;
@@ -108,6 +109,7 @@ impl Store {
             cache,
             transactions: Transactions::new(start.generation),
             cut_work: CutWork::new(),
+            list_births: ListBirths::new(),
             turns: Turns::new(),
             snapshot_counts: SnapshotCounts::new(),
             log_epoch: start.epoch,
