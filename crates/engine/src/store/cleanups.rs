@@ -18,8 +18,9 @@ use std::time::Duration;
 
 /// How long a cleanup works before it looks whether others work, too.
 const SLICE: Duration = Duration::from_millis(1);
-/// It rests so many times as long then.
+/// It rests so many times as long then, but not longer than that.
 const REST: u32 = 4;
+const REST_MAX: Duration = Duration::from_millis(20);
 /// It does not rest if less than this part of the volume is free.
 const SCARCE_PART: u64 = 8;
 
@@ -59,7 +60,7 @@ impl Store {
         let space = self.space.report();
         let is_scarce = space.available_blocks < space.total_blocks / SCARCE_PART;
         if *logged != self.log.last() && !is_scarce {
-            clock::sleep(worked * REST);
+            clock::sleep((worked * REST).min(REST_MAX));
         }
         *pace = self.leisurely();
     }
