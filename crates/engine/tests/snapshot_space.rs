@@ -250,3 +250,39 @@ fn references_are_counted_while_snapshots_come_and_go() {
     assert_eq!(volume.referenced_by_snapshots(FIRST).unwrap(), left);
     volume.close().unwrap();
 }
+
+/// A dead list gets more blocks after a cleanup has read it: the head keeps it when the newest
+/// snapshot goes.
+#[test]
+fn a_later_cleanup_finds_what_died_after_an_earlier_one() {
+    let device = device();
+    let volume = open(&device, None);
+    let blocks = |first: u64, count: u64, fill: u8| {
+        let inode = volume.lookup(volume.root(), b"file").unwrap().inode;
+        for block in first..first + count {
+            volume.write(inode, block * BLOCK_SIZE as u64, &[fill; BLOCK_SIZE]).unwrap();
+        }
+        volume.forget(inode, 1);
+        volume.sync().unwrap();
+        volume.commit().unwrap();
+    };
+    volume.forget(put(&volume, volume.root(), b"file", b""), 1);
+    let (mut before, mut used_without) = (None, 0);
+    for round in 0..3 {
+        blocks(0, 40, 1);
+        for name in [&b"older"[..], b"newer"] {
+            volume.create_snapshot(volume.root(), name).unwrap();
+            // Of both births, so a part of the list stays.
+            blocks(0, 10, 2);
+            blocks(20, 5, 2);
+        }
+        volume.delete_snapshot(FIRST, b"newer").unwrap();
+        blocks(10, 30, 3);
+        volume.delete_snapshot(FIRST, b"older").unwrap();
+        used_without = used(&volume);
+        let before = *before.get_or_insert(used_without);
+        assert_eq!(used_without, before, "round {round}");
+    }
+    assert!(used_without > 40);
+    volume.close().unwrap();
+}
