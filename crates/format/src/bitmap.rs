@@ -10,7 +10,7 @@ const BITS_AT: usize = HEADER_BYTES + 16;
 const LENGTH: usize = BITS_AT + BITMAP_BYTES;
 
 /// The generation of a new volume, as mkfs makes it.
-const GENERATION_OF_MKFS: Generation = Generation(1);
+pub const GENERATION_OF_MKFS: Generation = Generation(1);
 
 /// A bitmap slot, decoded. On disk: header, group number u64, reserved u64, bits.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -25,7 +25,7 @@ mod subvolume;
 mod superblock;
 mod units;
 
-pub use bitmap::{BITMAP_BYTES, Bitmap, bitmap_generations_checksum};
+pub use bitmap::{BITMAP_BYTES, Bitmap, GENERATION_OF_MKFS, bitmap_generations_checksum};
 pub use checkpoint::{
     CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointBuilder, CheckpointEntry, CheckpointHeader,
     ENTRY_HEADER_BYTES, EntryFlags, RawCheckpoint, RawEntry,

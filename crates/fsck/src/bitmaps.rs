@@ -10,8 +10,8 @@ use crate::reader::{read_blocks, read_decoded, write_block};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::superblocks::write_all;
 use cairn_format::{
-    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Generation, Geometry, Superblock,
-    bitmap_generations_checksum,
+    BITMAP_BYTES, BLOCK_SIZE, Bitmap, BlockNumber, BlockRange, Features, GENERATION_OF_MKFS,
+    Generation, Geometry, Superblock, bitmap_generations_checksum,
 };
 
 /// Groups per read of bitmaps.
@@ -110,6 +110,12 @@ fn check_group(
         ));
     }
     let active = usize::from(generation_1 > generation_0);
+    let has_implicit = checker.superblock.features.incompatible & Features::IMPLICIT_BITMAPS != 0;
+    // mkfs writes slot 1, and only later transactions slot 0.
+    if has_implicit && active == 0 && generation_0.is_some_and(|at| at <= GENERATION_OF_MKFS) {
+        let problem = format!("slot 0 of group {group} is not newer than zeros in slot 1 would be");
+        checker.found(finding(Severity::Error, addresses[0], problem));
+    }
     let expected = expected_bits(&checker.referenced, geometry, group);
     let (SlotContent::Valid(bitmap), Some(_)) =
         (slots[active], [generation_0, generation_1][active])

@@ -234,7 +234,7 @@ impl<'a> Checker<'a> {
             // One with a snapshot that has a name is not removed: so nothing was given up.
             Some(item) if item.is_dying && !self.snapshots.has_names_in(id) => {
                 let of = self.snapshots.of.get(&id);
-                Lineage::of_dying(id, item, of.map_or(Generation(0), |of| of.boundary()))
+                Lineage::of_dying(item, of.map_or(Generation(0), |of| of.boundary()))
             }
             _ => self.lineage_of(id),
         }
@@ -244,7 +244,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn lineage_of(&self, id: TreeId) -> Lineage {
         let has_forks = self.superblock.features.has_forks();
         match self.subvolumes.get(&id) {
-            Some(item) => Lineage::of(id, item),
+            Some(item) => Lineage::of(item),
             None if has_forks && id.holds_files() && id != TREE_FILES => Lineage::UNKNOWN,
             None => Lineage::default(),
         }

@@ -180,14 +180,14 @@ fn nodes_of_forks_that_cannot_be() {
     let root = built.volume.read_node(root);
     write_copy(&built.volume, &root, TREE_FILES, root.address());
     expect_in("tree 258: belongs to tree 256", &built.volume);
-    // And not of a younger one, or of the fork.
-    for id in [FORK, NESTED, TREE_SUBVOLUMES] {
+    // And not of a younger one, or of the fork: then the origin does not have it.
+    for (id, finder) in [(FORK, "tree 256"), (NESTED, "tree 258"), (TREE_SUBVOLUMES, "tree 258")] {
         let mut built = full();
         built.write();
         let (node, at) = shared_leaf(&mut built);
         let leaf = built.volume.read_node(node.child(at).block);
         write_copy(&built.volume, &leaf, id, leaf.address());
-        expect_in(&format!("tree 258: belongs to tree {}", id.0), &built.volume);
+        expect_in(&format!("{finder}: belongs to tree {}", id.0), &built.volume);
     }
     // A copy of a node is not the origin's.
     let mut built = full();

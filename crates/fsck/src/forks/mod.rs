@@ -26,9 +26,6 @@ pub(crate) struct Lineage {
     counted_elsewhere: Generation,
     /// Of a tree that is being removed: what stands in nodes wholly below this was given up.
     cursor: Key,
-    /// What is as old as the origin may also be of the tree itself: nothing is known of an origin,
-    /// or that of the item is impossible.
-    may_be_own: bool,
 }
 
 impl Lineage {
@@ -37,20 +34,18 @@ impl Lineage {
         origin: Some(Generation(u64::MAX)),
         counted_elsewhere: Generation(u64::MAX),
         cursor: Key::MIN,
-        may_be_own: true,
     };
 
-    /// Of a snapshot of the subvolume `id`, or of its tree while it has a name.
-    pub(crate) fn of(id: TreeId, item: &SubvolumeItem) -> Self {
+    /// Of a snapshot of a subvolume with this item, or of its tree while it has a name.
+    pub(crate) fn of(item: &SubvolumeItem) -> Self {
         let origin = item.origin.map(|origin| origin.generation);
-        let may_be_own = item.origin.is_some_and(|origin| origin.subvolume >= id);
         let counted_elsewhere = origin.unwrap_or_default();
-        Self { origin, counted_elsewhere, cursor: Key::MIN, may_be_own }
+        Self { origin, counted_elsewhere, cursor: Key::MIN }
     }
 
-    /// Of the tree of the subvolume that is being removed; `newest` is its newest snapshot, or 0.
-    pub(crate) fn of_dying(id: TreeId, item: &SubvolumeItem, newest: Generation) -> Self {
-        let of = Self::of(id, item);
+    /// Of the tree of a subvolume that is being removed; `newest` is its newest snapshot, or 0.
+    pub(crate) fn of_dying(item: &SubvolumeItem, newest: Generation) -> Self {
+        let of = Self::of(item);
         let counted_elsewhere = of.counted_elsewhere.max(newest);
         Self { counted_elsewhere, cursor: item.cursor, ..of }
     }
@@ -78,13 +73,11 @@ impl Lineage {
     }
 
     /// Whether `node` may be in the tree `tree`, by the tree that made it. Ids ascend, so ancestors
-    /// have lower ones.
+    /// have lower ones. That a fork says that it made what it has from its origin is for the
+    /// comparison with that to find: the engine reads such a node, and the origin may be wrong.
     pub(crate) fn accepts(&self, node: &Node, tree: TreeId) -> bool {
         let is_ancestor = node.tree().holds_files() && node.tree() < tree;
-        match self.is_of_origin(node.generation()) {
-            true => is_ancestor || self.may_be_own && node.tree() == tree,
-            false => node.tree() == tree,
-        }
+        node.tree() == tree || is_ancestor && self.is_of_origin(node.generation())
     }
 }
 

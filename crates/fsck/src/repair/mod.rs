@@ -33,8 +33,8 @@ use crate::item_stream::{Item, Visitor, visit};
 use crate::object::ObjectId;
 use crate::report::{Finding, Losses};
 use cairn_format::{
-    COUNTER_WRITABLE_MAX, GENERATION_WRITABLE_MAX, Generation, INODE_FIRST, INODE_NUMBER_END, Key,
-    LogPosition, TREE_DEAD, TREE_FILES, TREE_SUBVOLUMES, TreeId,
+    COUNTER_WRITABLE_MAX, GENERATION_OF_MKFS, GENERATION_WRITABLE_MAX, Generation, INODE_FIRST,
+    INODE_NUMBER_END, Key, LogPosition, TREE_DEAD, TREE_FILES, TREE_SUBVOLUMES, TreeId,
 };
 use gather::GatheredTrees;
 use salvage::{ItemsByTree, Salvaged};
@@ -330,9 +330,10 @@ fn default_subvolume(checker: &Checker<'_>, subvolumes: &subvolumes::Subvolumes)
 }
 
 /// A generation above all existing ones, with the parity of the slot that does not hold the current
-/// superblock.
+/// superblock. Zeros may stand for a bitmap of the generation of mkfs: so it is above that, too.
 fn next_generation(checker: &Checker<'_>, superblock_index: usize) -> Generation {
-    let next = checker.superblock.generation.max(checker.counters.generation_max).next();
+    let existing = checker.superblock.generation.max(checker.counters.generation_max);
+    let next = existing.max(GENERATION_OF_MKFS).next();
     let wrong_slot = superblock_index < 2 && next.0 % 2 == superblock_index as u64;
     if wrong_slot { next.next() } else { next }
 }
