@@ -1,6 +1,6 @@
 //! What two claim, and what of it a repair copies, or calls lost.
-use crate::report::{Losses, Report};
-use crate::test_forks::{FORK, full};
+use crate::report::{Losses, Report, Statistics};
+use crate::test_forks::{FORK, NESTED, full};
 use crate::test_volume::TestVolume;
 use crate::{CheckOptions, FsckError, check};
 use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, Operation, forward_to_device};
@@ -259,4 +259,29 @@ fn an_attribute_that_goes_is_counted() {
     assert_eq!((repaired.losses.leaves, repaired.losses.attributes), (1, 1), "{repaired}");
     assert!(has(&repaired, "extended attribute \"user.large\" (lost)"), "{repaired}");
     volume.assert_clean();
+}
+
+/// Nodes that a fork has made itself are its own, also if they are older than the origin that its
+/// item names.
+#[test]
+fn a_fork_with_a_wrong_origin_keeps_all_that_it_has() {
+    let mut whole = full();
+    whole.write();
+    let before = whole.volume.check().statistics;
+    for made in [3392, 12, 11, 10] {
+        let mut built = full();
+        let item = built.volume.subvolumes.get_mut(&NESTED).unwrap();
+        item.origin.as_mut().unwrap().generation = Generation(made);
+        built.write();
+        let text = format!("subvolume {NESTED} is a fork of the snapshot of {made}");
+        let report = built.volume.assert_error(&text);
+        assert!(!has(&report, "belongs to tree"), "{report}");
+        let repaired = built.volume.repair();
+        assert_eq!(repaired.losses, Losses::default(), "{repaired}");
+        let report = built.volume.check();
+        let after = report.statistics;
+        let counts = |of: &Statistics| (of.inodes, of.files, of.directories, of.extents);
+        assert_eq!(counts(&after), counts(&before), "{report}\n{repaired}");
+        built.volume.assert_clean();
+    }
 }

@@ -431,3 +431,27 @@ fn a_repair_overwrites_no_leaf_that_it_has_found_again() {
         }
     }
 }
+
+/// Zeros in a slot 1 stand for a bitmap as mkfs makes it. The slot of a bitmap that is cleared has
+/// them, too.
+#[test]
+fn a_repaired_volume_has_newer_bitmaps_than_zeros_stand_for() {
+    for (generation, slot_0) in [(0, 7), (0, 0), (1, 7), (1, 1), (1, 0), (5, 1), (5, 0)] {
+        let mut volume = TestVolume::unwritten();
+        volume.superblock.features.incompatible |= Features::IMPLICIT_BITMAPS;
+        volume.write();
+        volume.superblock.generation = Generation(generation);
+        for address in volume.superblock_places() {
+            volume.write_block(address, &volume.superblock.encode(address));
+        }
+        for (slot, generation) in [(0, slot_0), (1, 8)] {
+            for group in 0..volume.superblock.geometry.groups() {
+                let generation = Generation(generation);
+                volume.write_bitmap(slot, &Bitmap { group, generation, bits: volume.bits(group) });
+            }
+        }
+        let report = volume.check();
+        assert!(report.warnings + report.errors > 0, "{report}");
+        volume.assert_repairable();
+    }
+}

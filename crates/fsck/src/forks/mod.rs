@@ -73,8 +73,9 @@ impl Lineage {
     }
 
     /// Whether `node` may be in the tree `tree`, by the tree that made it. Ids ascend, so ancestors
-    /// have lower ones. That a fork says that it made what it has from its origin is for the
-    /// comparison with that to find: the engine reads such a node, and the origin may be wrong.
+    /// have lower ones. Its own nodes may have any age, as for the engine: the origin that its item
+    /// names may be wrong. If that is right, an older one is an error of the origin's snapshot, or
+    /// is not in that.
     pub(crate) fn accepts(&self, node: &Node, tree: TreeId) -> bool {
         let is_ancestor = node.tree().holds_files() && node.tree() < tree;
         node.tree() == tree || is_ancestor && self.is_of_origin(node.generation())
