@@ -61,6 +61,8 @@ struct State {
     postponed: Vec<Orphan>,
     /// Taken, and not done with.
     taken: usize,
+    /// Threads that wait until it is idle.
+    waiting_threads: usize,
     /// Subvolumes and dead runs are left to the next mount.
     closing: bool,
     stopped: bool,
@@ -156,9 +158,17 @@ impl RemovalQueue {
     /// Returns when everything queued is gone or postponed, or when the queue has stopped.
     pub(crate) fn wait_until_idle(&self) {
         let mut state = self.state.lock();
+        state.waiting_threads += 1;
         while !state.is_idle() && !state.stopped {
             self.idle.wait(&mut state);
         }
+        state.waiting_threads -= 1;
+    }
+
+    /// Whether anybody waits for what was taken, or for the thread that took it.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        let state = self.state.lock();
+        state.waiting_threads > 0 || !state.waiting.is_empty() || state.closing || state.stopped
     }
 
     /// Ends all waiting; what is queued stays an orphan on the volume.

@@ -130,7 +130,7 @@ impl Files {
         let done = if self.store.options.background {
             self.store.clean_up(
                 orphan.number,
-                self.store.leisurely(),
+                self.store.leisurely(&|| self.orphans.queue.is_waited_for()),
                 || self.orphans.queue.is_closing(),
                 |snapshot| self.unload_subvolume(snapshot),
             )

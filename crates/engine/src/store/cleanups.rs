@@ -25,12 +25,14 @@ const REST_MAX: Duration = Duration::from_millis(20);
 const SCARCE_PART: u64 = 8;
 
 /// How a cleanup shares the processors with others.
-pub(crate) enum Pace {
+pub(crate) enum Pace<'a> {
     /// Somebody waits for it.
     Hurried,
-    /// It leaves most of the time to others, as long as they change the volume and space is not
-    /// scarce.
+    /// It leaves most of the time to others, as long as they change the volume, space is not
+    /// scarce, and nobody waits for what it or its thread does.
     Leisurely {
+        /// Whether somebody does.
+        is_wanted: &'a dyn Fn() -> bool,
         /// When it began to work.
         since: Monotonic,
         /// What others had logged then.
@@ -46,23 +48,27 @@ impl Store {
     }
 
     /// A pace beside which others are not slowed down much.
-    pub(crate) fn leisurely(&self) -> Pace {
-        Pace::Leisurely { since: clock::now_monotonic(), logged: self.log.last() }
+    pub(crate) fn leisurely<'a>(&self, is_wanted: &'a dyn Fn() -> bool) -> Pace<'a> {
+        Pace::Leisurely { is_wanted, since: clock::now_monotonic(), logged: self.log.last() }
     }
 
-    /// A part of the work is done, and no lock is held.
-    fn rest(&self, pace: &mut Pace) {
-        let Pace::Leisurely { since, logged } = pace else { return };
+    /// A part of the work is done, and no lock is held. Whether it has rested.
+    fn rest(&self, pace: &mut Pace<'_>) -> bool {
+        let Pace::Leisurely { is_wanted, since, logged } = *pace else { return false };
         let worked = since.elapsed();
         if worked < SLICE {
-            return;
+            return false;
         }
         let space = self.space.report();
-        let is_scarce = space.available_blocks < space.total_blocks / SCARCE_PART;
-        if *logged != self.log.last() && !is_scarce {
+        let is_scarce = space.available_blocks < space.total_blocks / SCARCE_PART
+            || space.tickets_waiting > 0
+            || self.storage_room.is_tight();
+        let rests = logged != self.log.last() && !is_scarce && !is_wanted();
+        if rests {
             clock::sleep((worked * REST).min(REST_MAX));
         }
-        *pace = self.leisurely();
+        *pace = self.leisurely(is_wanted);
+        rests
     }
 
     /// Frees what the cleanups of the subvolume with the root directory `root` name, unless
@@ -74,7 +80,7 @@ impl Store {
     pub(crate) fn clean_up(
         &self,
         root: InodeId,
-        mut pace: Pace,
+        mut pace: Pace<'_>,
         interrupted: impl Fn() -> bool,
         unload: impl Fn(InodeId),
     ) -> Result<()> {
@@ -87,10 +93,12 @@ impl Store {
             }
             let births = cleanup.oldest.next()..=newest;
             let lists: Vec<_> = self.trees.dead_lists(id).collect::<Result<_>>()?;
+            // While it rests, another thread may end it.
+            let mut goes_on =
+                || !interrupted() && (!self.rest(&mut pace) || self.has_cleanup(id, newest));
             for (since, list) in lists {
                 if (cleanup.lists_from..cleanup.lists_to).contains(&since) {
-                    self.clean_list(id, list, &births, (&mut pace, &interrupted))?;
-                    if interrupted() {
+                    if !self.clean_list(id, list, &births, &mut goes_on)? {
                         return Ok(());
                     }
                     self.drop_list_if_unneeded(id, since, list)?;
@@ -107,14 +115,15 @@ impl Store {
         Ok(())
     }
 
-    /// Frees the runs of a list that were born in `births`.
+    /// Frees the runs of a list that were born in `births`, as long as it `goes_on`; whether it
+    /// still does.
     fn clean_list(
         &self,
         id: TreeId,
         list: u64,
         births: &RangeInclusive<Generation>,
-        (pace, interrupted): (&mut Pace, &impl Fn() -> bool),
-    ) -> Result<()> {
+        goes_on: &mut impl FnMut() -> bool,
+    ) -> Result<bool> {
         let is_due = |run: &DeadRun| births.contains(&run.birth);
         let free_due = |key: Key, runs: &[DeadRun]| {
             if runs.iter().any(is_due) {
@@ -130,12 +139,11 @@ impl Store {
                     Some((key, runs)) if key == item.key => free_due(key, &runs)?,
                     _ => {}
                 }
-                if interrupted() {
-                    break;
+                if !goes_on() {
+                    return Ok(false);
                 }
-                self.rest(pace);
             }
-            return Ok(());
+            return Ok(goes_on());
         }
         let (reading, mut left) = (self.list_births.begin(list), Vec::new());
         let mut from = Some(Key::dead_runs(list, Generation(0), 0));
@@ -147,14 +155,17 @@ impl Store {
             if let Some((oldest, newest)) = births.clone().min().zip(births.max()) {
                 left.push(ItemBirths { key, births: oldest..=newest });
             }
-            if interrupted() {
-                return Ok(());
+            if !goes_on() {
+                return Ok(false);
             }
-            self.rest(pace);
             from = key.successor();
         }
         self.list_births.end(reading, left);
-        Ok(())
+        Ok(goes_on())
+    }
+
+    fn has_cleanup(&self, id: TreeId, newest: Generation) -> bool {
+        self.trees.cleanups(id).any(|found| found.is_ok_and(|(at, _)| at == newest))
     }
 
     /// Removes a list in which nothing is, and nothing will be.

@@ -218,6 +218,7 @@ impl Store {
             operation.note_unlogged_change();
             let key = Key::of_subvolume(id, ItemKind::DeadList, since);
             records.tree()?.remove(&operation.change(), &key)?;
+            self.list_births.forget(list);
             operation.leave_unlogged();
         }
         Ok(true)

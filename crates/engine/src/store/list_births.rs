@@ -4,7 +4,9 @@
 //! look for its births in all of them.
 //!
 //! Invariant: an item of a list that is known here has no births but those that are noted. Items
-//! only lose runs, but for those that a cut adds: that forgets the list, also while it is read.
+//! only lose runs, but for those that a cut adds: then it forgets the list, also if that is being
+//! read. Between the two a cleaner may miss what is added, and none of that is due: a deletion's
+//! cleanup waits for the cut behind it.
 //!
 //! Lock discipline: one lock, at the end of the order.
 use cairn_environment::Rank;

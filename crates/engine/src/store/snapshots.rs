@@ -161,7 +161,6 @@ impl Store {
         let room = self.cut_work.room.lock().take();
         let Some(tree) = self.trees.dead_runs().filter(|_| !dead.is_empty()) else { return Ok(()) };
         for (list, mut runs) in dead {
-            self.list_births.forget(list);
             // A cleanup takes runs of neighbouring births: few items have them.
             runs.sort_unstable_by_key(|run| (run.birth, run.range.start));
             for (runs, count) in runs.chunks(DeadRun::PER_ITEM).zip(0..) {
@@ -180,6 +179,8 @@ impl Store {
                     room.merge(reservation);
                 }
             }
+            // Who has read it before that may have missed some.
+            self.list_births.forget(list);
         }
         Ok(())
     }

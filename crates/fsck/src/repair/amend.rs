@@ -301,6 +301,11 @@ fn rescue(gathered: &mut GatheredItems, lost: &[u64], rules: &RepairRules, next_
         gathered.orphans.remove(&number);
         let target = EntryTarget::Inode(InodeNumber(number), file_type);
         name_in(gathered, home, target, &format!("#{number}"), rules);
+        if let Some(item) = gathered.inodes.get_mut(&number).and_then(|inode| inode.item.as_mut())
+            && rules.has_parents
+        {
+            item.parent = home;
+        }
     }
 }
 

@@ -155,7 +155,7 @@ fn promises(workers: &[Named], whole: &Whole) -> [(&'static str, u64, &'static s
     [
         ("snapshots", snapshots, "acknowledged, there, and as they were made; at each check", 5),
         ("forks", forks, "acknowledged, and there; at each check", 10),
-        ("rollbacks", rollbacks, "acknowledged, and what was before is there; at each check", 10),
+        ("rollbacks", rollbacks, "acknowledged, and what was before is there; at each check", 30),
         ("deletions", deletions, "of snapshots and forks, acknowledged, and gone", 20),
         ("judged", whole.judged(), "snapshots and forks of all files, by all workers", 10),
         ("same_hash", whole.same(), "looks at one that showed what the look before had", 10),
