@@ -1,6 +1,6 @@
 //! The transactions' state machine and the queue of removals under a scheduler that tries many
-//! interleavings: a lost wake-up shows as a deadlock, which the scheduler reports. Planned reads
-//! and the data cache have a file each.
+//! interleavings: a lost wake-up shows as a deadlock, which the scheduler reports. Planned reads,
+//! the data cache and the births of dead lists have a file each.
 use crate::InodeId;
 use crate::file::removal_queue::{Orphan, RemovalQueue, Taken};
 use crate::store::transaction::{Commit, Transactions};
@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 #[path = "file/data_cache_shuttle_tests.rs"]
 mod data_cache;
+#[path = "store/list_births_shuttle_tests.rs"]
+mod list_births;
 #[path = "file/planned_read_shuttle_tests.rs"]
 mod planned_read;
 

@@ -21,20 +21,20 @@ const ITEMS_MAX: usize = 1 << 16;
 
 /// An item of a dead list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ItemBirths {
-    pub(super) key: Key,
-    pub(super) births: RangeInclusive<Generation>,
+pub(crate) struct ItemBirths {
+    pub(crate) key: Key,
+    pub(crate) births: RangeInclusive<Generation>,
 }
 
 impl ItemBirths {
     /// Whether it may have one of these births.
-    pub(super) fn meets(&self, births: &RangeInclusive<Generation>) -> bool {
+    pub(crate) fn meets(&self, births: &RangeInclusive<Generation>) -> bool {
         self.births.start() <= births.end() && births.start() <= self.births.end()
     }
 }
 
 /// A list is being read.
-pub(super) struct Reading {
+pub(crate) struct Reading {
     list: u64,
     number: u64,
 }
@@ -51,15 +51,15 @@ struct State {
     readings: u64,
 }
 
-pub(super) struct ListBirths(Mutex<State>);
+pub(crate) struct ListBirths(Mutex<State>);
 
 impl ListBirths {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Mutex::new(Rank::LEAF, State::default()))
     }
 
     /// The items of a list, if they are known.
-    pub(super) fn of(&self, list: u64) -> Option<Arc<[ItemBirths]>> {
+    pub(crate) fn of(&self, list: u64) -> Option<Arc<[ItemBirths]>> {
         match self.0.lock().lists.get(&list) {
             Some(Known::Items(items)) => Some(Arc::clone(items)),
             _ => None,
@@ -67,7 +67,7 @@ impl ListBirths {
     }
 
     /// A list is going to be read.
-    pub(super) fn begin(&self, list: u64) -> Reading {
+    pub(crate) fn begin(&self, list: u64) -> Reading {
         let mut state = self.0.lock();
         state.forget(list);
         state.readings += 1;
@@ -77,7 +77,7 @@ impl ListBirths {
     }
 
     /// All of a list was read. Nothing is kept if a cut came between.
-    pub(super) fn end(&self, Reading { list, number }: Reading, items: Vec<ItemBirths>) {
+    pub(crate) fn end(&self, Reading { list, number }: Reading, items: Vec<ItemBirths>) {
         let mut state = self.0.lock();
         if !matches!(state.lists.get(&list), Some(Known::Reading(read)) if *read == number) {
             return;
@@ -91,8 +91,16 @@ impl ListBirths {
         }
     }
 
-    /// A list gets more items, or is gone.
-    pub(super) fn forget(&self, list: u64) {
+    /// A cut adds items to a list: `add` does.
+    pub(crate) fn while_adding<T>(&self, list: u64, add: impl FnOnce() -> T) -> T {
+        let added = add();
+        // Who has read it before that may have missed some.
+        self.forget(list);
+        added
+    }
+
+    /// A list is gone.
+    pub(crate) fn forget(&self, list: u64) {
         self.0.lock().forget(list);
     }
 }
@@ -121,11 +129,11 @@ mod tests {
         assert_eq!(known.of(7), None);
         known.end(reading, vec![item(7, 3..=5)]);
         assert_eq!(known.of(7).as_deref(), Some(&[item(7, 3..=5)][..]));
-        known.forget(7);
+        known.while_adding(7, || {});
         assert_eq!(known.of(7), None);
         // While it is read, and while it is read twice.
         let reading = known.begin(7);
-        known.forget(7);
+        known.while_adding(7, || {});
         let next = known.begin(7);
         known.end(reading, vec![item(7, 1..=1)]);
         assert_eq!(known.of(7), None);

@@ -27,7 +27,7 @@ pub(crate) mod failures;
 pub(crate) mod forks;
 pub(crate) mod inode_count;
 pub(crate) mod lineage_end;
-mod list_births;
+pub(crate) mod list_births;
 pub(crate) mod operation;
 pub(crate) mod recovery;
 mod refusals;

@@ -160,9 +160,7 @@ impl Store {
         let dead = self.space.take_dead();
         let room = self.cut_work.room.lock().take();
         let Some(tree) = self.trees.dead_runs().filter(|_| !dead.is_empty()) else { return Ok(()) };
-        for (list, mut runs) in dead {
-            // A cleanup takes runs of neighbouring births: few items have them.
-            runs.sort_unstable_by_key(|run| (run.birth, run.range.start));
+        let insert = |list: u64, runs: &[DeadRun]| {
             for (runs, count) in runs.chunks(DeadRun::PER_ITEM).zip(0..) {
                 // Recovery has no operations that bring room.
                 let nodes = tree.worst_case_joined(1);
@@ -179,8 +177,12 @@ impl Store {
                     room.merge(reservation);
                 }
             }
-            // Who has read it before that may have missed some.
-            self.list_births.forget(list);
+            Result::Ok(())
+        };
+        for (list, mut runs) in dead {
+            // A cleanup takes runs of neighbouring births: few items have them.
+            runs.sort_unstable_by_key(|run| (run.birth, run.range.start));
+            self.list_births.while_adding(list, || insert(list, &runs))?;
         }
         Ok(())
     }
