@@ -35,8 +35,8 @@ pub enum Outcome {
 /// root and the server's user: it changes files of all owners.
 ///
 /// # Errors
-/// If it is no fork; if what it came from is gone (NODATA); if the server is of another build; as of
-/// [`cairn_engine::Volume::apply`].
+/// If it is no fork; if what it came from is gone (NODATA); if the server is of another build; as
+/// of [`cairn_engine::Volume::apply`].
 pub fn apply(fork: &Path, winner: Winner) -> Result<Application, MountError> {
     let other_build = || MountError::OtherBuild(fork.to_owned());
     // What the kernel has of the fork, and what it has of the other one: the whole mount.

@@ -361,7 +361,7 @@ impl Lineage {
         Ok(())
     }
 
-    /// Removes what subvolumes were before their rollbacks, if a crash came after they were removed.
+    /// Removes what subvolumes were before their rollbacks, if a crash came after their removal.
     fn remove_left(&mut self, folder: &Path, journal: &dyn Journal) -> io::Result<()> {
         let live: BTreeSet<u64> =
             self.live().into_iter().map(|at| self.subvolumes[at].number).collect();

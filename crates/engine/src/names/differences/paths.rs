@@ -3,9 +3,9 @@
 //! A directory knows its parent; its name stands in that one's entries. A file notes the directory
 //! in which it was last given a name, so the search begins there. It may have lost that name since,
 //! or have others, and on volumes of earlier builds files note nothing: then the directories are
-//! searched. Inode numbers ascend as inodes are made, and a file is usually made in a directory that
-//! was made not long before it. So the next to be searched is the one with the next smaller number
-//! of those that are known. All may have to be searched.
+//! searched. Inode numbers ascend as inodes are made, and a file is usually made in a directory
+//! that was made not long before it. So the next to be searched is the one with the next smaller
+//! number of those that are known. All may have to be searched.
 use super::gathered::{Entry, Side};
 use crate::{Error, Result};
 use cairn_format::{
