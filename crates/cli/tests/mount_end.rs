@@ -7,6 +7,7 @@ mod mounting;
 
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::{clock, thread};
+use cairn_harness::system_sync::{self, SystemSync};
 use mounted::Mounted;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -183,13 +184,17 @@ fn a_mount_that_fails_leaves_no_mount_behind() {
 #[test]
 fn a_stopped_server_of_a_plain_mount_holds_up_no_sync() {
     let Some(mounted) = Mounted::new() else { return };
+    if !system_sync::ends_here() {
+        eprintln!("left out: some other file system of this machine holds up each sync");
+        return;
+    }
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
     let mut server = mounted.serve(&["image", "dir", "-o", "plain"]);
     fs::write(mounted.path("dir/letter"), "Dear Ada").unwrap();
     send(Signal::STOP, &server);
-    let synced = Command::new("sync").spawn().unwrap().wait();
+    let synced = SystemSync::begin().unwrap().ends();
     send(Signal::CONT, &server);
-    assert!(synced.unwrap().success());
+    assert!(synced, "a sync waits for a server that is stopped");
     mounted.succeeds(&["umount", "dir"]);
     assert_eq!(server.wait().unwrap().code(), Some(0));
     mounted.succeeds(&["mount", "image", "dir"]);

@@ -5,6 +5,7 @@
 //! - [`console`] and [`progress`]: what a command prints, and says while it goes on.
 //! - [`process`] and [`server`]: programs that a run starts, the server of a mount among them.
 //! - [`mounts`] and [`work_folder`]: what is mounted, and folders that go away with their run.
+//! - [`system_sync`]: sync(2), and whether it ends on this machine.
 //! - [`proc`]: what the kernel counts for a process and for the machine.
 //! - [`allocations`]: an allocator that counts, for tests.
 //!
@@ -22,6 +23,7 @@ pub mod progress;
 pub mod server;
 pub mod signals;
 pub mod size;
+pub mod system_sync;
 pub mod work_folder;
 
 pub use interrupt::{Interrupt, Interrupted, SecondSignal};
