@@ -267,6 +267,8 @@ pub struct Losses {
     pub leaves: u64,
     /// Subvolumes, as a whole.
     pub subvolumes: u64,
+    /// Snapshots, as a whole.
+    pub snapshots: u64,
     /// Inodes whose name the repair removed, and those of lost subvolumes.
     pub inodes: u64,
     /// Names, as the directories counted them. Their inodes may be in `lost+found`, or lost too.
@@ -285,6 +287,7 @@ impl fmt::Display for Losses {
             (self.superblocks, "superblocks that may have been newer"),
             (self.leaves, "leaves of the file tree"),
             (self.subvolumes, "subvolumes"),
+            (self.snapshots, "snapshots"),
             (self.inodes, "inodes with a name"),
             (self.names, "names"),
             (self.attributes, "extended attributes"),
@@ -403,7 +406,8 @@ impl Report {
         ];
         let counts = counts.into_iter().filter(|(count, _)| *count > 0);
         let doubts = repair::doubts(summary.surplus_blocks, summary.unconfirmed_leaves);
-        for note in counts.map(|(count, what)| format!("{count} {what}")).chain(doubts) {
+        let counts = counts.map(|(count, what)| format!("{count} {what}"));
+        for note in counts.chain(summary.renamed).chain(doubts) {
             let (pass, structure) = (PassId::Namespace, Structure::Directory);
             report.add(Finding::new(pass, Severity::Note, structure, note));
         }

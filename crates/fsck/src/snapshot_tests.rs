@@ -4,7 +4,7 @@ use crate::dump::dump_tree;
 use crate::extract::{ExtractReport, extract_snapshot};
 use crate::test_snapshots::SnapshotVolume;
 use crate::test_volume::TestVolume;
-use crate::{PassId, Report, Severity, TreeReader};
+use crate::{Losses, PassId, Report, Severity, TreeReader};
 use cairn_blockdev::BlockDevice;
 use cairn_format::*;
 use std::sync::atomic::AtomicBool;
@@ -79,6 +79,33 @@ fn of_two_snapshots_with_one_name_one_gets_another() {
     });
     volume.assert_repairable();
     assert!(has_snapshot(&volume, "first") && has_snapshot(&volume, "first.8"));
+}
+
+/// The name that the repair would give has another one already, whatever is cut off for it.
+#[test]
+fn a_snapshot_gets_a_name_that_no_other_one_has() {
+    for name in ["first".to_owned(), "n".repeat(SnapshotItem::NAME_BYTES_MAX)] {
+        let mut built = SnapshotVolume::full();
+        built.snapshot("fourth");
+        let generations = ["first", "third", "fourth"].map(|name| built.named(name));
+        let like = |suffix: &str| {
+            let kept = name.len().min(SnapshotItem::NAME_BYTES_MAX - suffix.len());
+            format!("{}{suffix}", &name[..kept])
+        };
+        let last = generations[2];
+        let (other, new) = (like(&format!(".{last}")), like(&format!(".{last}-2")));
+        for (at, name) in generations.into_iter().zip([&name, &other, &name]) {
+            built.snapshots.get_mut(&at).unwrap().name = name.as_bytes().to_vec();
+        }
+        built.write();
+        let repaired = built.volume.repair();
+        assert_eq!((repaired.errors, repaired.exit_code()), (0, 1), "{repaired}");
+        let before = format!("snapshot \"{name}\" (of generation {last}) of subvolume 256");
+        let note = format!("{before} is named \"{new}\" now");
+        assert!(repaired.to_string().contains(&note), "{repaired}");
+        built.volume.assert_clean();
+        assert!([&name, &other, &new].into_iter().all(|name| has_snapshot(&built.volume, name)));
+    }
 }
 
 #[test]
@@ -204,6 +231,8 @@ fn snapshots_that_cannot_be() {
         let repaired = built.volume.repair();
         assert_eq!((repaired.errors, repaired.exit_code()), (0, 1), "{text}\n{repaired}");
         assert!(repaired.to_string().contains("dropped"), "{text}\n{repaired}");
+        assert!(repaired.to_string().ends_with("; lost: 1 snapshots"), "{text}\n{repaired}");
+        assert_eq!(repaired.losses, Losses { snapshots: 1, ..Losses::default() });
         built.volume.assert_clean();
         let has = ["first", "third"].map(|name| has_snapshot(&built.volume, name));
         assert_eq!(has, [true, false]);

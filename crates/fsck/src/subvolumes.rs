@@ -41,10 +41,12 @@ pub(crate) fn add_items(checker: &mut Checker<'_>, leaf: &Node) {
         };
         let finding = finding(PassId::Trees, Structure::Item, format!("{key:?}: {problem}"));
         let finding = finding.at(leaf.address().0);
-        checker.found(match key.kind == ItemKind::Snapshot as u8 {
-            true => finding.irretrievable("the snapshot is dropped"),
-            false => finding,
-        });
+        if key.kind == ItemKind::Snapshot as u8 {
+            checker.snapshots.undecodable += 1;
+            checker.found(finding.irretrievable("the snapshot is dropped"));
+        } else {
+            checker.found(finding);
+        }
     }
 }
 

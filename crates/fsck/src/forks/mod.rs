@@ -134,16 +134,22 @@ pub(crate) fn problems_of_items(checker: &Checker<'_>, all_known: bool) -> Vec<(
     problems
 }
 
-/// Subvolumes that continue each other show each other's snapshots: no two have one name.
-fn names_used_twice(checker: &Checker<'_>) -> Vec<(TreeId, String)> {
+/// Subvolumes that continue each other are a line, and show each other's snapshots. The first one
+/// of each subvolume's line; origins have lower ids.
+pub(crate) fn firsts_of_lines(items: &BTreeMap<TreeId, SubvolumeItem>) -> BTreeMap<TreeId, TreeId> {
     let mut firsts: BTreeMap<TreeId, TreeId> = BTreeMap::new();
+    for (&id, item) in items {
+        let origin = item.origin.filter(|_| item.continues).map(|origin| origin.subvolume);
+        let first = origin.map(|origin| *firsts.get(&origin).unwrap_or(&origin));
+        firsts.insert(id, first.unwrap_or(id));
+    }
+    firsts
+}
+
+/// No two snapshots of a line have one name.
+fn names_used_twice(checker: &Checker<'_>) -> Vec<(TreeId, String)> {
     let (mut names, mut problems) = (BTreeMap::new(), Vec::new());
-    for (&id, item) in &checker.subvolumes {
-        let origin = item.origin.filter(|_| item.continues);
-        let first =
-            origin.map(|origin| *firsts.get(&origin.subvolume).unwrap_or(&origin.subvolume));
-        let first = first.unwrap_or(id);
-        firsts.insert(id, first);
+    for (id, first) in firsts_of_lines(&checker.subvolumes) {
         let snapshots = checker.snapshots.of.get(&id).into_iter().flat_map(|of| &of.snapshots);
         for (_, snapshot) in snapshots.filter(|(_, snapshot)| !snapshot.is_hidden) {
             let other = names.insert((first, &snapshot.name[..]), id);

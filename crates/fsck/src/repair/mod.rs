@@ -57,6 +57,8 @@ pub(crate) struct RepairSummary {
     pub(crate) dropped_nodes: BTreeMap<u64, String>,
     /// Files whose damaged data was given up.
     pub(crate) given_up: BTreeSet<ObjectId>,
+    /// Snapshots that got another name, in words.
+    pub(crate) renamed: Vec<String>,
     /// Other losses.
     pub(crate) lost: Vec<Finding>,
     pub(crate) losses: Losses,
@@ -105,7 +107,9 @@ pub(crate) fn rebuild(
     let superblock_index = checker.superblocks.index_of_newest();
     let generation = next_generation(checker, superblock_index);
     let mut references = snapshots::References::of_snapshots(checker, &trees, &forks);
-    lost.extend(references.take_dropped());
+    let dropped = references.take_dropped();
+    losses.snapshots = checker.snapshots.undecodable + dropped.len() as u64;
+    lost.extend(dropped);
     subvolumes::bring_back(&references.with_damaged_newest(), &mut found, &mut trees);
     let nodes = [&salvaged.nodes, &salvaged.found];
     let mut copier =
@@ -145,9 +149,10 @@ pub(crate) fn rebuild(
     };
     let has_snapshots = |id| references.has_snapshots(id);
     let mut subvolumes = subvolumes::settled(checker, found, &mut trees, has_snapshots, generation);
-    let Some(lists) = references.settle(checker, &mut subvolumes, generation) else {
+    let Some(mut lists) = references.settle(checker, &mut subvolumes, generation) else {
         return Ok(RepairResult::Impossible("a dead list of a snapshot would become too long"));
     };
+    let renamed = std::mem::take(&mut lists.renamed);
     let commit = write::RepairCommit {
         generation,
         kept: unchanged.roots,
@@ -181,6 +186,7 @@ pub(crate) fn rebuild(
         unconfirmed_leaves: salvaged.unconfirmed_leaves,
         dropped_nodes,
         given_up: given_up.clone(),
+        renamed,
         lost,
         losses,
     }))

@@ -24,6 +24,7 @@ use super::held_runs::{HeldRun, HeldRuns, add, overlapping, take};
 use super::subvolumes::Subvolumes;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
+use crate::forks::firsts_of_lines;
 use crate::reader::Reader;
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots::{shown, visit_nodes};
@@ -58,6 +59,8 @@ pub(super) struct NewLists {
     /// Those of the tree of dead runs; `None` if the volume has none.
     pub(super) dead: Option<Vec<(Key, Vec<u8>)>>,
     pub(super) next_list: u64,
+    /// Snapshots that got another name, in words.
+    pub(super) renamed: Vec<String>,
 }
 
 /// Blocks of an extent that snapshots have otherwise.
@@ -313,23 +316,24 @@ impl References {
             }
             numbers.insert(item.number);
         }
-        // Those that continue the same one show each other's snapshots. Origins have lower ids.
-        let mut firsts: BTreeMap<TreeId, TreeId> = BTreeMap::new();
-        for (&id, item) in subvolumes.iter().flatten().filter(|(_, item)| item.continues) {
-            if let Some(origin) = item.origin {
-                let first = firsts.get(&origin.subvolume).copied();
-                firsts.insert(id, first.unwrap_or(origin.subvolume));
-            }
-        }
-        let (mut items, mut names) = (Vec::new(), BTreeSet::new());
+        let firsts = subvolumes.as_ref().map(firsts_of_lines).unwrap_or_default();
+        let name_of = |((id, _), KeptSnapshot { item, .. }): (&(TreeId, _), &KeptSnapshot)| {
+            let first = firsts.get(id).copied().unwrap_or(*id);
+            (!item.is_hidden).then(|| (first, item.name.clone()))
+        };
+        let mut taken: BTreeSet<_> = self.snapshots.iter().filter_map(name_of).collect();
+        let (mut items, mut names, mut renamed) = (Vec::new(), BTreeSet::new(), Vec::new());
         let mut lists: BTreeMap<(TreeId, Generation), u64> = BTreeMap::new();
         for (&(id, generation), KeptSnapshot { item, .. }) in &self.snapshots {
             let mut item = item.clone();
             let first = firsts.get(&id).copied().unwrap_or(id);
-            while !item.is_hidden && !names.insert((first, item.name.clone())) {
-                let suffix = format!(".{generation}").into_bytes();
-                item.name.truncate(SnapshotItem::NAME_BYTES_MAX - suffix.len());
-                item.name.extend(suffix);
+            if !item.is_hidden && !names.insert((first, item.name.clone())) {
+                let before = shown(&item, generation);
+                let wanted = std::mem::take(&mut item.name);
+                let mut others = other_names(&wanted, generation).take(taken.len() + 1);
+                item.name = others.find(|name| taken.insert((first, name.clone())))?;
+                let now = crate::names::shown(&item.name);
+                renamed.push(format!("{before} of subvolume {id} is named \"{now}\" now"));
             }
             if item.is_hidden {
                 item.number = 0;
@@ -368,8 +372,20 @@ impl References {
                 dead.push((Key::dead_runs(list, repair, count), DeadRun::encode_all(runs)));
             }
         }
-        Some(NewLists { items, dead: Some(dead), next_list })
+        Some(NewLists { items, dead: Some(dead), next_list, renamed })
     }
+}
+
+/// Names for a snapshot whose own name another one has, all different.
+fn other_names(name: &[u8], generation: Generation) -> impl Iterator<Item = Vec<u8>> + '_ {
+    (1_u64..).map(move |attempt| {
+        let suffix = match attempt {
+            1 => format!(".{generation}"),
+            _ => format!(".{generation}-{attempt}"),
+        };
+        let kept = name.len().min(SnapshotItem::NAME_BYTES_MAX - suffix.len());
+        [&name[..kept], suffix.as_bytes()].concat()
+    })
 }
 
 impl Walk<'_, '_> {

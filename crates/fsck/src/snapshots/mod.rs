@@ -100,6 +100,8 @@ pub(crate) struct SnapshotLeaf {
 pub(crate) struct Snapshots {
     /// Subvolumes with anything of snapshots.
     pub(crate) of: BTreeMap<TreeId, SubvolumeSnapshots>,
+    /// Items of snapshots that can't be decoded, or don't belong where they are.
+    pub(crate) undecodable: u64,
     /// Subvolume and beginning of each dead list.
     list_owners: BTreeMap<u64, (TreeId, Generation)>,
     /// Lists that have runs.
