@@ -3,19 +3,26 @@
 //! Extents come in file order. The pass collects as many as fit into a fixed amount of memory,
 //! sorts them by block, and reads neighbours together. What only snapshots have comes last. Blocks
 //! that several of them have, or forks and their origins, are read once.
+//!
+//! On a volume on which several may have a block, a first round only finds out which blocks are
+//! bad. If there are any, a second one goes through all trees and snapshots, and reports each extent
+//! with such a block. Memory: some words for each bad block.
 use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
+use crate::file_tree::FileTree;
 use crate::forks::Lineage;
 use crate::item_stream::{Item, Visitor, visit};
 use crate::object::ObjectId;
-use crate::reader::{NODES_PER_READ, read_data};
+use crate::reader::{NODES_PER_READ, Reader, read_data};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots;
+use crate::trees::{ExpectedNode, children, contradiction};
 use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, Generation, InodeNumber, ItemKind,
-    Key, TREE_FILES, TreeId, checksum,
+    Key, NODE_BLOCKS, Node, SnapshotItem, TREE_FILES, TreeId, checksum,
 };
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Checksums held at once: those of 16 GiB of data, 16 MiB of memory.
 const CHECKSUMS_MAX: usize = 4 << 20;
@@ -29,8 +36,17 @@ struct ExtentToVerify {
     object: ObjectId,
     file_block: u64,
     checksums_at: usize,
-    /// The snapshot, if the object is in one.
-    snapshot: Option<Generation>,
+    /// The first and the last snapshot that have it, if it is in snapshots.
+    snapshots: Option<(Generation, Generation)>,
+}
+
+/// What the pass does with bad blocks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Round {
+    /// Notes which ones there are.
+    Finding,
+    /// Reports each file that has one.
+    Reporting,
 }
 
 struct DataPass<'c, 'a> {
@@ -42,6 +58,9 @@ struct DataPass<'c, 'a> {
     checksums: Vec<u32>,
     /// Blocks verified so far, if snapshots may have the same ones.
     verified: Option<BlockSet>,
+    round: Round,
+    /// Those that the first round found.
+    bad: BTreeSet<u64>,
 }
 
 /// Runs the pass.
@@ -50,14 +69,30 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let reader = checker.reader;
     let has_snapshots = checker.superblock.features.has_snapshots();
     let verified = has_snapshots.then(|| BlockSet::new(reader.blocks_present()));
-    let (pieces, checksums, lineage) = (Vec::new(), Vec::new(), Lineage::default());
-    let mut pass = DataPass { checker, tree: TREE_FILES, lineage, pieces, checksums, verified };
-    let visited = trees.values().try_for_each(|tree| {
-        (pass.tree, pass.lineage) = (tree.id, tree.lineage);
-        visit(&reader, tree, &mut pass)
-    });
-    let visited = visited.and_then(|()| pass.visit_snapshots());
+    let mut pass = DataPass {
+        checker,
+        tree: TREE_FILES,
+        lineage: Lineage::default(),
+        pieces: Vec::new(),
+        checksums: Vec::new(),
+        verified,
+        round: if has_snapshots { Round::Finding } else { Round::Reporting },
+        bad: BTreeSet::new(),
+    };
+    let visit_trees = |pass: &mut DataPass<'_, '_>| {
+        trees.values().try_for_each(|tree| {
+            (pass.tree, pass.lineage) = (tree.id, tree.lineage);
+            visit(&reader, tree, pass)
+        })
+    };
+    let mut visited = visit_trees(&mut pass).and_then(|()| pass.visit_snapshots());
     pass.verify_batch();
+    if visited.is_ok() && !pass.bad.is_empty() {
+        pass.round = Round::Reporting;
+        visited = visit_trees(&mut pass);
+        pass.add_bad_of_snapshots(&trees);
+        pass.verify_batch();
+    }
     checker.trees = trees;
     visited
 }
@@ -68,6 +103,12 @@ impl Visitor for DataPass<'_, '_> {
             return Ok(());
         }
         if let Some(extent) = self.readable(item.value) {
+            if self.is_second_round() {
+                if self.has_bad(&extent) {
+                    self.add(item.key, &extent, None);
+                }
+                return Ok(());
+            }
             if self.lineage.is_of_origin(extent.generation) {
                 self.add_rest(item.key, &extent, None);
                 return Ok(());
@@ -92,14 +133,22 @@ impl DataPass<'_, '_> {
         (has_data && self.checker.reader.contains(extent.range())).then_some(extent)
     }
 
-    fn add(&mut self, key: Key, extent: &Extent, snapshot: Option<Generation>) {
+    fn is_second_round(&self) -> bool {
+        self.round == Round::Reporting && !self.bad.is_empty()
+    }
+
+    fn has_bad(&self, extent: &Extent) -> bool {
+        self.bad.range(extent.range().range()).next().is_some()
+    }
+
+    fn add(&mut self, key: Key, extent: &Extent, snapshots: Option<(Generation, Generation)>) {
         self.pieces.push(ExtentToVerify {
             start: extent.start.0,
             blocks: extent.blocks,
             object: ObjectId { subvolume: self.tree, inode: InodeNumber(key.inode) },
             file_block: key.offset,
             checksums_at: self.checksums.len(),
-            snapshot,
+            snapshots,
         });
         self.checksums.extend_from_slice(&extent.checksums);
         if self.checksums.len() >= CHECKSUMS_MAX {
@@ -118,7 +167,7 @@ impl DataPass<'_, '_> {
                 let extents = node.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
                 for (key, value) in extents {
                     if let Some(extent) = self.readable(value) {
-                        self.add_rest(key, &extent, Some(leaf.generation));
+                        self.add_rest(key, &extent, Some((leaf.generation, leaf.generation)));
                     }
                 }
             }
@@ -128,7 +177,7 @@ impl DataPass<'_, '_> {
     }
 
     /// Adds those parts of an extent that have not been verified.
-    fn add_rest(&mut self, key: Key, extent: &Extent, snapshot: Option<Generation>) {
+    fn add_rest(&mut self, key: Key, extent: &Extent, snapshot: Option<(Generation, Generation)>) {
         let Some(verified) = &mut self.verified else { return };
         let is_new: Vec<bool> =
             extent.range().range().map(|block| !verified.contains(block)).collect();
@@ -142,6 +191,49 @@ impl DataPass<'_, '_> {
                 self.add(key, &part, snapshot);
             }
             at += blocks;
+        }
+    }
+
+    /// Adds the extents of snapshots that have bad blocks. A node that is not younger than the
+    /// snapshot before is in that one, too.
+    fn add_bad_of_snapshots(&mut self, trees: &BTreeMap<TreeId, FileTree>) {
+        let reader = self.checker.reader;
+        let of_all = self.checker.snapshots.of.iter();
+        let of_all: Vec<(TreeId, Vec<(Generation, ExpectedNode)>)> = of_all
+            .map(|(&id, of)| {
+                let lineage = self.checker.lineage_of(id);
+                let root = |(&at, item): (&Generation, &SnapshotItem)| {
+                    (at, ExpectedNode::root(id, item.root, at).with(lineage))
+                };
+                (id, of.snapshots.iter().map(root).collect())
+            })
+            .collect();
+        for (id, roots) in &of_all {
+            self.tree = *id;
+            let is_partial = trees.get(id).is_some_and(|tree| tree.is_partial);
+            let origin = self.checker.lineage_of(*id).origin;
+            let mut before = origin.filter(|_| is_partial).unwrap_or_default();
+            for (at, (generation, root)) in roots.iter().enumerate() {
+                visit_leaves(&reader, &[*root], before, &mut |leaf| {
+                    let mut last = None;
+                    for (key, value) in leaf.items() {
+                        let is_extent = key.kind == ItemKind::Extent as u8;
+                        let Some(extent) = self.readable(value).filter(|_| is_extent) else {
+                            continue;
+                        };
+                        if self.has_bad(&extent) {
+                            let has_leaf = |(_, root): &(_, ExpectedNode)| {
+                                has_leaf(&reader, *root, key, leaf.address())
+                            };
+                            // Those that have it follow each other.
+                            let later = || roots[at + 1..].partition_point(has_leaf);
+                            let last = *last.get_or_insert_with(|| roots[at + later()].0);
+                            self.add(key, &extent, Some((*generation, last)));
+                        }
+                    }
+                });
+                before = *generation;
+            }
         }
     }
 
@@ -177,11 +269,8 @@ impl DataPass<'_, '_> {
                 }
             }
             Err(error) if pieces.len() == 1 => {
-                self.found(
-                    &pieces[0],
-                    0,
-                    format!("{} blocks cannot be read: {error}", pieces[0].blocks),
-                );
+                let problem = format!("{blocks} blocks cannot be read: {error}");
+                self.found(&pieces[0], 0..blocks, problem);
             }
             Err(_) => pieces.chunks(1).for_each(|piece| self.verify_neighbours(piece)),
         }
@@ -197,28 +286,46 @@ impl DataPass<'_, '_> {
             .filter(|(_, (sum, stored))| sum != *stored)
             .map(|(index, _)| index)
             .collect();
-        self.checker.report.statistics.data_blocks_verified += piece.blocks;
-        if let Some(&first) = wrong.first() {
+        if !self.is_second_round() {
+            self.checker.report.statistics.data_blocks_verified += piece.blocks;
+        }
+        if !wrong.is_empty() {
             let problem =
                 format!("{} of {} blocks don't match their checksums", wrong.len(), piece.blocks);
-            self.found(piece, first, problem);
+            self.found(piece, wrong, problem);
         }
     }
 
-    fn found(&mut self, piece: &ExtentToVerify, index: u64, problem: String) {
+    /// Some blocks of a piece are bad.
+    fn found(
+        &mut self,
+        piece: &ExtentToVerify,
+        indices: impl IntoIterator<Item = u64>,
+        problem: String,
+    ) {
+        let mut indices = indices.into_iter();
+        if self.round == Round::Finding {
+            self.bad.extend(indices.map(|index| piece.start + index));
+            return;
+        }
+        let index = indices.next().unwrap_or(0);
         let problem = format!("file block {}: {problem}", piece.file_block + index);
         let new = |problem| {
             let finding = Finding::new(PassId::Data, Severity::Error, Structure::Data, problem);
             finding.at(piece.start + index)
         };
-        let Some(generation) = piece.snapshot else {
+        let Some((first, last)) = piece.snapshots else {
             self.checker.found(new(problem).of(piece.object));
             return;
         };
         let ObjectId { subvolume, inode } = piece.object;
         let of = self.checker.snapshots.of.get(&subvolume);
-        let snapshot = of.and_then(|of| of.snapshots.get(&generation));
-        let shown = snapshot.map_or_else(String::new, |item| snapshots::shown(item, generation));
+        let snapshots = of.iter().flat_map(|of| of.snapshots.range(first..=last));
+        let mut names = snapshots.map(|(made, item)| snapshots::shown(item, *made));
+        let mut shown = names.next().unwrap_or_default();
+        if let Some(last) = names.next_back() {
+            shown = format!("{shown} to {last}");
+        }
         let finding = new(format!("{shown}, inode {inode}, {problem}"));
         self.checker.found(finding.in_subvolume(subvolume));
     }
@@ -237,4 +344,48 @@ fn neighbours(pieces: &[ExtentToVerify]) -> usize {
         count += 1;
     }
     count.max(1)
+}
+
+/// Calls `visit` with each leaf that was born after `before`. Damaged nodes have been reported.
+fn visit_leaves(
+    reader: &Reader<'_>,
+    expected: &[ExpectedNode],
+    before: Generation,
+    visit: &mut dyn FnMut(&Node),
+) {
+    for chunk in expected.chunks(NODES_PER_READ) {
+        let is_wanted = |expected: &&ExpectedNode| {
+            expected.pointer.generation > before && may_be_read(reader, expected)
+        };
+        let wanted: Vec<&ExpectedNode> = chunk.iter().filter(is_wanted).collect();
+        let addresses: Vec<BlockNumber> =
+            wanted.iter().map(|expected| expected.pointer.block).collect();
+        for (expected, node) in wanted.into_iter().zip(reader.nodes(&addresses)) {
+            match node {
+                Ok(node) if contradiction(expected, &node).is_some() => {}
+                Ok(node) if node.level() == 0 => visit(&node),
+                Ok(node) => visit_leaves(reader, &children(expected, &node), before, visit),
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// Whether the tree below `expected` has this leaf, in which this key is.
+fn has_leaf(reader: &Reader<'_>, mut expected: ExpectedNode, key: Key, leaf: BlockNumber) -> bool {
+    while expected.pointer.level > 0 && may_be_read(reader, &expected) {
+        let node = reader.node(expected.pointer.block).ok();
+        let node = node.filter(|node| contradiction(&expected, node).is_none());
+        let below = node.map(|node| children(&expected, &node)).unwrap_or_default();
+        match below.into_iter().rfind(|child| child.lower <= key) {
+            Some(child) => expected = child,
+            None => return false,
+        }
+    }
+    expected.pointer.block == leaf
+}
+
+fn may_be_read(reader: &Reader<'_>, expected: &ExpectedNode) -> bool {
+    let block = expected.pointer.block;
+    block.0.is_multiple_of(NODE_BLOCKS) && reader.contains(BlockRange::node(block))
 }

@@ -3,7 +3,7 @@ use crate::dump::dump_tree;
 use crate::test_forks::*;
 use crate::test_snapshots::SnapshotVolume;
 use crate::test_volume::{TestVolume, VOLUME};
-use crate::{PassId, Report, Severity, TreeReader, Walk};
+use crate::{CheckOptions, PassId, Report, Severity, TreeReader, Walk, check_accepting};
 use cairn_blockdev::BlockDevice;
 use cairn_format::*;
 
@@ -524,13 +524,32 @@ fn damage_is_found() {
 }
 
 #[test]
-fn damaged_data_that_several_have_is_found_once() {
+fn damaged_data_is_found_in_all_that_have_it() {
     let mut built = full();
     built.write();
     let extents = built.extents(FILE);
     built.volume.flip(extents[&0].start, 7, 1);
-    let report = built.volume.assert_error("1 of 2 blocks don't match their checksums");
-    assert_eq!(report.errors, 1, "{report}");
+    let problem = "file block 0: 1 of 2 blocks don't match their checksums";
+    let report = built.volume.assert_error(problem);
+    let paths = ["", "/fork", "/fork/nested"].map(|top| format!("{top}/directory/file-0"));
+    let found: Vec<&str> = report.findings.iter().filter_map(|f| f.path.as_deref()).collect();
+    assert_eq!(found, paths, "{report}");
+    let of = |id, name: &str| {
+        let of = report.findings.iter().filter(|finding| finding.subvolume == id);
+        of.filter(|finding| finding.problem.starts_with(name)).count()
+    };
+    assert_eq!(of(None, "snapshot \"first\" (of generation 6), inode 17, file block 0: "), 1);
+    assert_eq!(of(Some(FORK.0), "snapshot \"of the fork\" "), 1, "{report}");
+    assert_eq!(report.errors, 5, "{report}");
+    // What is given up in one brings up nothing that was not reported.
+    let given_up = [paths[0].clone(), paths[2].clone()];
+    let options = CheckOptions { data: true, repair: true };
+    let device = &built.volume.device;
+    let repaired = check_accepting(device, &options, &given_up, &mut |_| {}).unwrap();
+    assert_eq!((repaired.errors, repaired.losses.data_blocks), (3, 2), "{repaired}");
+    let left = repaired.findings.iter().filter(|finding| finding.is_lost_data());
+    let before: Vec<&str> = report.findings.iter().map(|finding| &finding.problem[..]).collect();
+    assert!({ left }.all(|finding| before.contains(&&finding.problem[..])), "{repaired}");
     // What the origin has given up is the fork's, with a path.
     let mut built = full();
     built.write();
@@ -539,7 +558,8 @@ fn damaged_data_that_several_have_is_found_once() {
     let extent = built.within(FORK, |built| Extent::decode(&built.volume.items[&extent]).unwrap());
     built.volume.flip(extent.start, 7, 1);
     let report = built.volume.assert_error("(/fork/removed): file block 0: 1 of 3 blocks don't");
-    assert_eq!(report.errors, 1, "{report}");
+    let found: Vec<&str> = report.findings.iter().filter_map(|f| f.path.as_deref()).collect();
+    assert_eq!(found, ["/fork/removed", "/fork/nested/removed"], "{report}");
 }
 
 #[test]

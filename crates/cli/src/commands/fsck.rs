@@ -199,7 +199,8 @@ fn advise(report: &Report, arguments: &Arguments) {
                 "cairn: inode {inode}: the data of a file without a name is damaged; the next mount removes the file"
             )),
             (None, None) => console::tell(&format_args!(
-                "cairn: data that only snapshots have is damaged, and there is no good copy; nothing else is concerned. The report                  above names the snapshots: copy what can still be read out of them, and then delete them (`cairn snapshot delete`)"
+                "cairn: data of snapshots is damaged, and there is no good copy. The report above names the snapshots: copy what can \
+                 still be read out of them, and then delete them (`cairn snapshot delete`)"
             )),
         }
     }
