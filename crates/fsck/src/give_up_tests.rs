@@ -61,6 +61,36 @@ fn the_damaged_blocks_of_a_file_that_is_given_up_become_holes() {
     assert_eq!(give_up(&volume.device, &["/one"]).exit_code(), 0);
 }
 
+/// Gives a file of the root directory another name.
+fn rename(volume: &mut TestVolume, from: &str, to: &[u8]) {
+    let (key, _) = TestVolume::entry(0, INODE_ROOT.0, from, 0o100644);
+    let entry = DirectoryEntry::decode(&volume.items.remove(&key).unwrap()).unwrap();
+    let offset = *name_slot_range(hash_name(&volume.superblock.hash_seed, to)).start();
+    let entry = DirectoryEntry { name: to.to_vec(), ..entry };
+    volume.items.insert(Key { offset, ..key }, entry.encode());
+    volume.change_inode(INODE_ROOT.0, |item| {
+        item.size = item.size + to.len() as u64 - from.len() as u64;
+    });
+}
+
+#[test]
+fn a_name_forges_no_line_of_a_report_and_stands_for_no_other_file() {
+    let (mut volume, [one, two]) = two_files();
+    rename(&mut volume, "one", b"\xe9\n0 errors\x1b[2J\\");
+    rename(&mut volume, "two", b"\xe8\n0 errors\x1b[2J\\");
+    volume.write();
+    volume.assert_clean();
+    volume.flip(BlockNumber(one), 5, 1);
+    volume.flip(BlockNumber(two), 5, 1);
+    let paths = [r"/\xe9\x0a0 errors\x1b[2J\\", r"/\xe8\x0a0 errors\x1b[2J\\"];
+    let report = give_up(&volume.device, &[paths[1]]);
+    let given_up = Some("given up: these blocks are holes now".to_owned());
+    let expected = [(paths[1].to_owned(), given_up), (paths[0].to_owned(), None)];
+    assert_eq!((errors(&report), report.losses.data_blocks), (expected.to_vec(), 1));
+    let lines: Vec<String> = report.to_string().lines().map(str::to_owned).collect();
+    assert!(lines.iter().all(|line| !line.contains('\x1b') && !line.starts_with('0')), "{lines:?}");
+}
+
 #[test]
 fn data_is_given_up_together_with_another_repair() {
     let (mut volume, [one, _]) = two_files();

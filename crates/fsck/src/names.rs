@@ -39,15 +39,23 @@ pub(crate) fn names_of(names: &[NameFacts], inode: u64) -> &[NameFacts] {
     &names[first..first + count]
 }
 
-/// Bytes of a name or path as text for a terminal: control characters are escaped.
+/// Bytes of a name or path as text for a terminal. Control characters, bytes that are no UTF-8, and
+/// backslashes are escaped as a shell reads them in `$'…'`, so different bytes are different texts.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     let mut text = String::new();
-    for character in String::from_utf8_lossy(bytes).chars() {
-        if character.is_control() {
-            text.extend(character.escape_default());
-        } else {
-            text.push(character);
+    let escaped =
+        |bytes: &[u8]| bytes.iter().map(|byte| format!(r"\x{byte:02x}")).collect::<String>();
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '\\' => text.push_str(r"\\"),
+                _ if character.is_control() => {
+                    text += &escaped(character.encode_utf8(&mut [0; 4]).as_bytes());
+                }
+                _ => text.push(character),
+            }
         }
+        text += &escaped(chunk.invalid());
     }
     text
 }

@@ -3,7 +3,7 @@ use crate::FsckError;
 use crate::checker::Checker;
 use crate::file_tree::FileTree;
 use crate::item_stream::{Item, Visitor, visit};
-use crate::names::names_of;
+use crate::names::{names_of, shown};
 use crate::object::ObjectId;
 use crate::report::Finding;
 use crate::subvolumes::is_left_over;
@@ -90,7 +90,7 @@ fn directory_of(trees: &BTreeMap<TreeId, FileTree>, object: ObjectId) -> Option<
     })
 }
 
-/// The path of an object, from a map of directory and name by object.
+/// The path of an object, as reports show it, from a map of directory and name by object.
 pub(crate) fn path_of(found: &Names, object: ObjectId) -> Option<String> {
     if object == ObjectId::ROOT {
         return Some("/".into());
@@ -98,7 +98,7 @@ pub(crate) fn path_of(found: &Names, object: ObjectId) -> Option<String> {
     let (mut names, mut at) = (Vec::new(), object);
     while at != ObjectId::ROOT {
         let (directory, name) = found.get(&at)?;
-        names.push(String::from_utf8_lossy(name).into_owned());
+        names.push(shown(name));
         at = *directory;
         if names.len() > DEPTH_MAX {
             return None;

@@ -113,7 +113,8 @@ pub struct Finding {
     pub inode: Option<u64>,
     /// Its subvolume, unless that is the first one.
     pub subvolume: Option<u64>,
-    /// A path of that inode, if it has one.
+    /// A path of that inode, if it has one. Control characters and bytes that are no UTF-8 are
+    /// `\xNN` in it, a backslash is `\\`.
     pub path: Option<String>,
     /// The problem.
     pub problem: String,

@@ -40,9 +40,9 @@ pub struct Arguments {
     /// With --repair: file that saves what the repair overwrites [default: IMAGE.before-repair].
     #[arg(long, value_name = "FILE", requires = "repair")]
     backup: Option<PathBuf>,
-    /// With --repair: give up the damaged data of the file at this path in the volume. Its damaged
-    /// blocks become holes, which read as zeros; the rest of the file stays. Can be given several
-    /// times; implies --data.
+    /// With --repair: give up the damaged data of the file at this path in the volume, as the report
+    /// shows it. Its damaged blocks become holes, which read as zeros; the rest of the file stays.
+    /// Can be given several times; implies --data.
     #[arg(long, value_name = "PATH", requires = "repair", value_parser = path_in_volume)]
     accept_loss: Vec<String>,
     /// Undo a repair, with the file that it saved.
@@ -192,7 +192,7 @@ fn advise(report: &Report, arguments: &Arguments) {
                 "cairn: {path}: its data is damaged, and there is no good copy. Mount the volume (`cairn mount {image} DIR`) and restore \
                  the file from a backup, or remove it: rm DIR{}; or give up only the damaged blocks: cairn fsck {image} --repair \
                  --accept-loss {}",
-                quoted(path),
+                quoted_name(path),
                 quoted(path)
             )),
             (None, Some(inode)) => console::tell(&format_args!(
@@ -220,6 +220,14 @@ pub fn quoted(text: &str) -> String {
         text.to_owned()
     } else {
         format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+/// The path of a file as a shell takes it for one word, from what reports show.
+fn quoted_name(shown: &str) -> String {
+    match shown.contains('\\') {
+        true => format!("$'{}'", shown.replace('\'', r"\'")),
+        false => quoted(shown),
     }
 }
 
@@ -270,5 +278,7 @@ mod tests {
         assert_eq!(quoted("/folder/file-1.txt"), "/folder/file-1.txt");
         assert_eq!(quoted("/it's mine"), r"'/it'\''s mine'");
         assert_eq!(quoted(""), "''");
+        assert_eq!(quoted_name("/it's mine"), r"'/it'\''s mine'");
+        assert_eq!(quoted_name(r"/it's\x0a\\"), r"$'/it\'s\x0a\\'");
     }
 }
