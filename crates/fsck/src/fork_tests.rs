@@ -593,7 +593,35 @@ fn forks_are_extracted() {
     // A hidden one has no name.
     let hidden = TreeReader::open_snapshot(device, FORK, b"", &mut |_| {});
     let Err(error) = hidden else { panic!("a hidden snapshot was found") };
-    assert!(error.to_string().ends_with("its snapshots: of the fork"), "{error}");
+    assert!(error.to_string().ends_with("its snapshots: 258/of the fork"), "{error}");
+}
+
+/// A subvolume that continues another one shows the snapshots of that, too.
+#[test]
+fn snapshots_of_a_line_are_extracted() {
+    let mut built = full();
+    item(&mut built, FORK).continues = true;
+    built.write();
+    let device = &built.volume.device;
+    for (subvolume, name) in [(FORK, "first"), (FORK, "of the fork"), (TREE_FILES, "first")] {
+        let opened = TreeReader::open_snapshot(device, subvolume, name.as_bytes(), &mut |_| {});
+        let reader = opened.unwrap_or_else(|error| panic!("{subvolume}/{name}: {error}"));
+        assert!(reader.findings().is_empty() && Walk::new(&reader).count() > 10, "{name}");
+    }
+    let error = |subvolume, name: &str| match TreeReader::open_snapshot(
+        device,
+        subvolume,
+        name.as_bytes(),
+        &mut |_| {},
+    ) {
+        Ok(_) => panic!("{name} was found"),
+        Err(error) => error.to_string(),
+    };
+    let all = error(FORK, "none");
+    assert!(all.ends_with("its snapshots: 256/first, 258/of the fork"), "{all}");
+    // What the later one made is not shown by the earlier one.
+    let of_first = error(TREE_FILES, "of the fork");
+    assert!(of_first.ends_with("its snapshots: 256/first"), "{of_first}");
 }
 
 #[test]

@@ -104,7 +104,7 @@ pub enum FsckError {
         subvolume: u64,
         /// The name.
         name: String,
-        /// Names of those that it has.
+        /// Those that it shows: of each the id of the subvolume that has it, `/`, and its name.
         names: String,
     },
     /// A repair could not be written.

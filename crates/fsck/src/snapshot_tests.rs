@@ -362,7 +362,7 @@ fn a_snapshot_is_extracted() {
     let mut reading = |_| {};
     let missing = TreeReader::open_snapshot(&volume.device, TREE_FILES, b"none", &mut reading);
     let Err(error) = missing else { panic!("there is no such snapshot") };
-    assert!(error.to_string().ends_with("its snapshots: first, third"), "{error}");
+    assert!(error.to_string().ends_with("its snapshots: 256/first, 256/third"), "{error}");
 }
 
 /// Of a damaged snapshot the rest is extracted.

@@ -144,8 +144,9 @@ impl<'a> TreeReader<'a> {
         })
     }
 
-    /// Opens the snapshot `name` of a subvolume in place of the volume. Its objects are named as
-    /// those of the first subvolume; no subvolume is in it.
+    /// Opens the snapshot `name` that a subvolume shows in place of the volume. That may be one of
+    /// a subvolume that it continues. Its objects are named as those of the first subvolume; no
+    /// subvolume is in it.
     ///
     /// # Errors
     /// As [`TreeReader::open`], and if there is no such snapshot.

@@ -16,6 +16,7 @@ pub(crate) use readable::readable;
 pub(crate) use walk::{check, shown};
 
 use crate::checker::Checker;
+use crate::forks::firsts_of_lines;
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_format::{
     BlockNumber, BlockRange, CleanupItem, DeadListItem, Generation, ItemKind, Key, Node,
@@ -322,15 +323,18 @@ fn of_nameless(of: &SubvolumeSnapshots, item: &SubvolumeItem, all_known: bool) -
     problems
 }
 
-/// The snapshot of a subvolume with this name.
-fn find<'c>(
+/// The snapshots that a subvolume shows: its own, and those of the subvolumes that it continues.
+fn shown_by<'c>(
     checker: &'c Checker<'_>,
     subvolume: TreeId,
-    name: &[u8],
-) -> Option<(Generation, &'c SnapshotItem)> {
-    let mut snapshots = checker.snapshots.of.get(&subvolume)?.snapshots.iter();
-    let found = snapshots.find(|(_, item)| item.name == name && !item.is_hidden);
-    found.map(|(generation, item)| (*generation, item))
+) -> impl Iterator<Item = (TreeId, Generation, &'c SnapshotItem)> {
+    let firsts = firsts_of_lines(&checker.subvolumes);
+    let first_of = move |id: TreeId| firsts.get(&id).copied().unwrap_or(id);
+    let line = first_of(subvolume);
+    let ids =
+        checker.snapshots.of.range(..=subvolume).filter(move |(id, _)| first_of(**id) == line);
+    let all = ids.flat_map(|(id, of)| of.snapshots.iter().map(|(at, item)| (*id, *at, item)));
+    all.filter(|(_, _, item)| !item.is_hidden)
 }
 
 /// The numbers of all snapshots.

@@ -1,12 +1,12 @@
 //! The tree of one snapshot, for readers of its files.
-use super::{find, shown};
+use super::{shown, shown_by};
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::readable_tree::ReadableTree;
 use crate::reader::Reader;
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::trees::{ExpectedNode, children, contradiction};
-use cairn_format::{BlockNumber, BlockRange, Key, NODE_BLOCKS, TreeId};
+use cairn_format::{BlockNumber, BlockRange, Key, NODE_BLOCKS, SnapshotItem, TreeId};
 use std::collections::BTreeMap;
 
 /// Leaves in key order, and keys whose items are lost.
@@ -17,8 +17,8 @@ struct Found {
     problems: Vec<(BlockNumber, String)>,
 }
 
-/// The tree of the subvolume's snapshot with this name, once the trees have been read; and what is
-/// damaged in it.
+/// The tree of the snapshot with this name that the subvolume shows, once the trees have been read;
+/// and what is damaged in it.
 ///
 /// # Errors
 /// There is no such snapshot.
@@ -27,10 +27,13 @@ pub(crate) fn readable(
     subvolume: TreeId,
     name: &[u8],
 ) -> Result<(ReadableTree, Vec<Finding>), FsckError> {
-    let Some((generation, snapshot)) = find(checker, subvolume, name) else {
-        let of = checker.snapshots.of.get(&subvolume).into_iter();
-        let names = of.flat_map(|of| of.snapshots.values()).filter(|item| !item.is_hidden);
-        let names: Vec<String> = names.map(|item| crate::names::shown(&item.name)).collect();
+    let mut all = shown_by(checker, subvolume);
+    let found = all.find(|(_, _, item)| item.name == name);
+    let Some((owner, generation, snapshot)) = found else {
+        let text = |(id, _, item): (TreeId, _, &SnapshotItem)| {
+            format!("{id}/{}", crate::names::shown(&item.name))
+        };
+        let names: Vec<String> = shown_by(checker, subvolume).map(text).collect();
         return Err(FsckError::NoSnapshot {
             subvolume: subvolume.0,
             name: crate::names::shown(name),
@@ -38,13 +41,13 @@ pub(crate) fn readable(
         });
     };
     let mut found = Found::default();
-    let root = ExpectedNode::root(subvolume, snapshot.root, generation);
-    visit(&checker.reader, &root.with(checker.lineage_of(subvolume)), &mut found);
+    let root = ExpectedNode::root(owner, snapshot.root, generation);
+    visit(&checker.reader, &root.with(checker.lineage_of(owner)), &mut found);
     let Found { leaves, gaps, problems } = found;
     let finding = |(block, problem): (BlockNumber, String)| {
         let problem = format!("{}: {problem}", shown(snapshot, generation));
         let (pass, structure) = (PassId::Snapshots, Structure::Node);
-        Finding::new(pass, Severity::Error, structure, problem).in_subvolume(subvolume).at(block.0)
+        Finding::new(pass, Severity::Error, structure, problem).in_subvolume(owner).at(block.0)
     };
     let findings = problems.into_iter().map(finding).collect();
     if gaps.is_empty() {
