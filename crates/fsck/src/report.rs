@@ -401,14 +401,14 @@ impl Report {
         }
         summary.lost.into_iter().for_each(|finding| report.add(finding));
         let counts = [
-            (summary.rescued, "inodes without a name moved to /lost+found"),
             (summary.copied, "blocks that were claimed twice were copied"),
             (summary.salvaged, "leaves of the file tree found again"),
         ];
         let counts = counts.into_iter().filter(|(count, _)| *count > 0);
         let doubts = repair::doubts(summary.surplus_blocks, summary.unconfirmed_leaves);
         let counts = counts.map(|(count, what)| format!("{count} {what}"));
-        for note in counts.chain(summary.renamed).chain(doubts) {
+        let moved = summary.rescued.into_iter();
+        for note in moved.chain(counts).chain(summary.renamed).chain(doubts) {
             let (pass, structure) = (PassId::Namespace, Structure::Directory);
             report.add(Finding::new(pass, Severity::Note, structure, note));
         }

@@ -69,6 +69,23 @@ fn subvolume(volume: &mut TestVolume, id: TreeId) -> &mut SubvolumeItem {
 }
 
 #[test]
+fn what_lost_its_name_moves_to_lost_and_found_of_its_subvolume() {
+    let mut volume = unwritten();
+    volume.within(HOME, |volume| {
+        for (directory, name) in [(DIRECTORY, "file"), (1, "other name")] {
+            let (key, _) = TestVolume::entry(FILE, directory, name, 0o100_644);
+            volume.items.remove(&key).unwrap();
+        }
+    });
+    volume.write();
+    let report = volume.repair();
+    let text = report.to_string();
+    let note = ": 1 inodes without a name moved to /directory/home/lost+found\n";
+    assert!(report.errors == 0 && text.contains(note), "{text}");
+    volume.assert_clean();
+}
+
+#[test]
 fn equal_inode_numbers_of_several_trees_are_different_files() {
     let volume = written();
     volume.assert_clean();

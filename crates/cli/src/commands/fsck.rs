@@ -33,16 +33,16 @@ pub struct Arguments {
     /// Read all file data too, and compare it with its checksums; of a mirror, every copy.
     #[arg(long)]
     data: bool,
-    /// Repair what can be repaired. Files and directories that lost their name move to /lost+found;
-    /// the report names the losses.
+    /// Repair what can be repaired. Files and directories that lost their name move to lost+found
+    /// of their subvolume; the report names the losses.
     #[arg(long)]
     repair: bool,
     /// With --repair: file that saves what the repair overwrites [default: IMAGE.before-repair].
     #[arg(long, value_name = "FILE", requires = "repair")]
     backup: Option<PathBuf>,
-    /// With --repair: give up the damaged data of the file at this path in the volume, as the report
-    /// shows it. Its damaged blocks become holes, which read as zeros; the rest of the file stays.
-    /// Can be given several times; implies --data.
+    /// With --repair: give up the damaged data of the file at this path in the volume, as the
+    /// report shows it. Its damaged blocks become holes, which read as zeros; the rest of the file
+    /// stays. Can be given several times; implies --data.
     #[arg(long, value_name = "PATH", requires = "repair", value_parser = path_in_volume)]
     accept_loss: Vec<String>,
     /// Undo a repair, with the file that it saved.
@@ -199,8 +199,9 @@ fn advise(report: &Report, arguments: &Arguments) {
                 "cairn: inode {inode}: the data of a file without a name is damaged; the next mount removes the file"
             )),
             (None, None) => console::tell(&format_args!(
-                "cairn: data of snapshots is damaged, and there is no good copy. The report above names the snapshots: copy what can \
-                 still be read out of them, and then delete them (`cairn snapshot delete`)"
+                "cairn: data of snapshots is damaged, and there is no good copy. The report above names \
+                 the snapshots: copy what can still be read out of them, and then delete them \
+                 (`cairn snapshot delete`)"
             )),
         }
     }

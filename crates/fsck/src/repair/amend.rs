@@ -10,6 +10,7 @@
 //! 5. Counts: links, entries, sizes, blocks, parents.
 use super::gather::{Attribute, GatheredInode, GatheredItems, GatheredTrees, invented_item};
 use super::subvolumes::SubvolumeHomes;
+use crate::object::ObjectId;
 use cairn_format::{
     DirectoryEntry, EntryTarget, ExtentKind, FileType, Generation, INODE_FIRST, INODE_NUMBER_END,
     INODE_ROOT, InodeItem, InodeNumber, OrphanKind, TREE_FILES, Timestamp, TreeId, XattrItem,
@@ -32,13 +33,13 @@ pub(super) struct RepairRules {
 }
 
 /// Steps 1 to 5, after the extents are sorted out. Each subvolume may have a name only in its home.
-/// Returns how many inodes and subvolumes moved to `lost+found`.
+/// Returns how many inodes and subvolumes moved to each `lost+found`.
 pub(super) fn amend(
     trees: &mut GatheredTrees,
     rules: &RepairRules,
     find_homes: impl FnOnce(&GatheredTrees) -> SubvolumeHomes,
     next_inode: &mut u64,
-) -> u64 {
+) -> BTreeMap<ObjectId, u64> {
     for tree in trees.values_mut() {
         attributes(tree, rules);
         tree.inodes.iter_mut().for_each(|(_, inode)| contents(inode, rules));
@@ -46,26 +47,30 @@ pub(super) fn amend(
         *next_inode = (*next_inode).max(last + 1);
     }
     let homes = find_homes(trees);
-    let (mut count, mut named) = (0, BTreeSet::from([TREE_FILES]));
+    let (mut rescued, mut named) = (BTreeMap::new(), BTreeSet::from([TREE_FILES]));
+    let mut count = |subvolume, home: Option<u64>, moved: usize| {
+        if let Some(inode) = home.map(InodeNumber) {
+            *rescued.entry(ObjectId { subvolume, inode }).or_default() += moved as u64;
+        }
+    };
     for (&id, tree) in trees.iter_mut() {
         let may_stand = |subvolume: TreeId, directory: u64| {
             homes.get(&subvolume) == Some(&(id, directory)) && named.insert(subvolume)
         };
         names(tree, rules, may_stand);
         let lost = unreachable(tree);
-        count += lost.len() as u64;
-        rescue(tree, &lost, rules, next_inode);
+        count(id, rescue(tree, &lost, rules, next_inode), lost.len());
     }
     let unnamed: Vec<TreeId> = trees.keys().filter(|id| !named.contains(id)).copied().collect();
-    count += unnamed.len() as u64;
     if let Some(first) = trees.get_mut(&TREE_FILES) {
-        rescue_subvolumes(first, &unnamed, rules, next_inode);
+        let home = rescue_subvolumes(first, &unnamed, rules, next_inode);
+        count(TREE_FILES, home, unnamed.len());
     }
     for tree in trees.values_mut() {
         counts(tree);
         orphans(tree);
     }
-    count
+    rescued
 }
 
 fn attributes(gathered: &mut GatheredItems, rules: &RepairRules) {
@@ -287,10 +292,15 @@ fn reach(gathered: &GatheredItems, start: u64, reached: &mut BTreeSet<u64>) {
     }
 }
 
-/// Step 4, second half.
-fn rescue(gathered: &mut GatheredItems, lost: &[u64], rules: &RepairRules, next_inode: &mut u64) {
+/// Step 4, second half. Returns the directory, if there is anything to move.
+fn rescue(
+    gathered: &mut GatheredItems,
+    lost: &[u64],
+    rules: &RepairRules,
+    next_inode: &mut u64,
+) -> Option<u64> {
     if lost.is_empty() {
-        return;
+        return None;
     }
     let home = lost_and_found(gathered, rules, next_inode);
     for &number in lost {
@@ -307,6 +317,7 @@ fn rescue(gathered: &mut GatheredItems, lost: &[u64], rules: &RepairRules, next_
             item.parent = home;
         }
     }
+    Some(home)
 }
 
 /// As [`rescue`], for subvolumes.
@@ -315,14 +326,15 @@ fn rescue_subvolumes(
     unnamed: &[TreeId],
     rules: &RepairRules,
     next_inode: &mut u64,
-) {
+) -> Option<u64> {
     if unnamed.is_empty() {
-        return;
+        return None;
     }
     let home = lost_and_found(first, rules, next_inode);
     for &id in unnamed {
         name_in(first, home, EntryTarget::Subvolume(id), &format!("#subvolume-{id}"), rules);
     }
+    Some(home)
 }
 
 /// Gives something this name in a directory, or a name like it.

@@ -4,13 +4,13 @@ use super::gather::{GatheredInode, GatheredItems, GatheredTrees};
 use super::salvage::Salvaged;
 use crate::checker::LostNode;
 use crate::object::ObjectId;
-use crate::paths::path_of;
+use crate::paths::{Names, path_of};
 use crate::report::{Finding, Losses, PassId, Severity, Structure};
 use cairn_format::{
     EntryTarget, FileType, INODE_ROOT, InodeNumber, ItemKind, Key, TREE_FILES, TREE_SUBVOLUMES,
     TreeId,
 };
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 const LOST: &str = "lost";
 
@@ -192,8 +192,28 @@ pub(super) fn add_paths(trees: &GatheredTrees, findings: &mut [Finding]) {
     if findings.is_empty() {
         return;
     }
-    let mut places = HashMap::new();
-    let wanted: BTreeSet<ObjectId> = findings.iter().filter_map(Finding::object).collect();
+    let places = places(trees, &findings.iter().filter_map(Finding::object).collect());
+    for finding in findings {
+        finding.path = finding.object().and_then(|object| path_of(&places, object));
+    }
+}
+
+/// Where inodes without a name have moved to, in words: `rescued` has the number by directory.
+pub(super) fn moved(trees: &GatheredTrees, rescued: &BTreeMap<ObjectId, u64>) -> Vec<String> {
+    if rescued.is_empty() {
+        return Vec::new();
+    }
+    let places = places(trees, &BTreeSet::new());
+    let text = |(home, count): (&ObjectId, &u64)| {
+        let path = path_of(&places, *home).unwrap_or_else(|| home.to_string());
+        format!("{count} inodes without a name moved to {path}")
+    };
+    rescued.iter().map(text).collect()
+}
+
+/// Directory and name of each `wanted` object and of all directories.
+fn places(trees: &GatheredTrees, wanted: &BTreeSet<ObjectId>) -> Names {
+    let mut places = Names::new();
     for (&subvolume, tree) in trees {
         for (&directory, inode) in &tree.inodes {
             let directory = ObjectId { subvolume, inode: InodeNumber(directory) };
@@ -206,7 +226,5 @@ pub(super) fn add_paths(trees: &GatheredTrees, findings: &mut [Finding]) {
             }
         }
     }
-    for finding in findings {
-        finding.path = finding.object().and_then(|object| path_of(&places, object));
-    }
+    places
 }

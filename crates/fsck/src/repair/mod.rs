@@ -43,8 +43,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The results of a repair.
 #[derive(Default)]
 pub(crate) struct RepairSummary {
-    /// Inodes that moved to `lost+found`.
-    pub(crate) rescued: u64,
+    /// Where inodes without a name moved to, in words.
+    pub(crate) rescued: Vec<String>,
     /// Blocks that two claimed, and that now have a copy.
     pub(crate) copied: u64,
     /// Leaves that only a damaged node had led to.
@@ -130,6 +130,7 @@ pub(crate) fn rebuild(
     let rescued = amend::amend(&mut trees, &rules, find_homes, &mut next_inode);
     lost.extend(readable.missing_in(&trees, &found, &forks, given_up, &mut losses));
     losses::add_paths(&trees, &mut lost);
+    let rescued = losses::moved(&trees, &rescued);
     // The extents of inodes that turned out to be no files are gone.
     references.leave_to_subvolumes(&mut trees, generation, &forks);
     let unchanged = kept_trees::unchanged(checker, &forks, &references, &trees)?;
