@@ -319,7 +319,9 @@ impl InodeTable {
     /// The inodes of a subvolume in memory.
     pub(super) fn of_subvolume(&self, slot: u32) -> Vec<Arc<Inode>> {
         let of_shard = |shard: &RwLock<FxHashMap<u64, Arc<Inode>>>| -> Vec<Arc<Inode>> {
-            shard.read().values().filter(|inode| inode.number.slot() == slot).cloned().collect()
+            let shard = shard.read();
+            let of_slot = shard.iter().filter(|(number, _)| InodeId(**number).slot() == slot);
+            of_slot.map(|(_, inode)| inode.clone()).collect()
         };
         self.shards.iter().flat_map(of_shard).collect()
     }

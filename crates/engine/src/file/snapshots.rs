@@ -43,7 +43,7 @@ impl Files {
             let deleted = made
                 .into_iter()
                 .flatten()
-                .map(|snapshot| self.delete_snapshot(snapshot.subvolume, &snapshot.name));
+                .map(|snapshot| self.delete_snapshots(snapshot.subvolume, &[snapshot.generation]));
             let deleted = deleted.collect::<Result<Vec<()>>>();
             all.and(deleted)?;
         }

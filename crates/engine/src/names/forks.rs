@@ -41,15 +41,19 @@ impl Names {
             let forming = self.want_fork(source, parent, name, options)?;
             let formed = self.store.wait_for_fork(&forming)?;
             // Nobody else uses it yet.
-            self.files.enter(forming.root)?;
+            let entered = self.files.enter(forming.root);
             if self.store.trees.subvolume(forming.root)?.names_others() {
                 let directories = formed.directories.as_deref();
-                if self.files.remove_foreign_names(forming.root, directories).is_err() {
+                if entered.is_err()
+                    || self.files.remove_foreign_names(forming.root, directories).is_err()
+                {
                     // They stay hidden for now.
                     self.files.queue_foreign_names(forming.root);
                 }
             }
+            // It has its name, also if it could not be read.
             self.store.show_fork(&forming);
+            entered?;
             if !is_live || losses == self.store.log.data_losses() {
                 self.files.inodes.get(forming.root).seen_in.store(parent.0, Ordering::Relaxed);
                 self.files.inodes.retain(forming.root);
@@ -57,7 +61,12 @@ impl Names {
                     self.files.forget(forming.root, 1);
                 });
             }
-            self.remove_subvolume(parent, name, &|_| Ok(()))?;
+            // Somebody may have moved it meanwhile, and given the name to another one.
+            let is_it = |root: &Attributes| match root.inode == forming.root {
+                true => Ok(()),
+                false => Err(Error::Stale),
+            };
+            self.remove_subvolume(parent, name, &is_it)?;
         }
         Err(Error::Aborted("data could not be written while a fork was made".into()))
     }

@@ -107,11 +107,17 @@ impl Names {
                 self.store.commit()?;
                 return Ok(done);
             }
-            self.store.end_unnamed_fork(&forming)?;
-            self.store.commit()?;
-            self.files.queue_subvolume(forming.root);
+            self.end_fork(&forming)?;
             done?;
         }
+    }
+
+    /// The fork is not needed.
+    fn end_fork(&self, forming: &Forming) -> Result<()> {
+        self.store.end_unnamed_fork(forming)?;
+        self.store.commit()?;
+        self.files.queue_subvolume(forming.root);
+        Ok(())
     }
 
     fn has_changed(&self, parent: InodeId, name: &[u8], seen: FoundEntry) -> Result<bool> {
@@ -145,7 +151,10 @@ impl Names {
             forming
         };
         let formed = self.store.wait_for_fork(&forming)?;
-        self.files.enter(forming.root)?;
+        if let Err(error) = self.files.enter(forming.root) {
+            self.end_fork(&forming)?;
+            return Err(error);
+        }
         if self.store.trees.subvolume(forming.root)?.names_others()
             && self.files.remove_foreign_names(forming.root, formed.directories.as_deref()).is_err()
         {
@@ -184,7 +193,8 @@ impl Names {
                 locked => locked?,
             };
             locked.get(parent).expect_directory()?;
-            if self.expect_entry(parent, name)?.target != seen.target {
+            let found = self.expect_entry(parent, name)?;
+            if found.target != seen.target {
                 return Ok(None);
             }
             (options.permits)(&Attributes::new(old, &locked.get(old).item, 0))?;
@@ -201,7 +211,7 @@ impl Names {
             let has_nested = self.store.has_nested(old)?;
             operation.take_place(forming, old)?;
             let fork = EntryTarget::Subvolume(self.store.trees.subvolume(forming.root)?.id);
-            operation.put_entry(parent, seen.slot, fork, name)?;
+            operation.put_entry(parent, found.slot, fork, name)?;
             operation.put_entry(parent, old_slot, seen.target, &old_name)?;
             self.account_new_entry(locked.get(parent), &old_name, FileType::Directory);
             operation.put_inode(parent, &locked.get(parent).loggable())?;

@@ -85,8 +85,8 @@ impl Store {
         unload: impl Fn(InodeId),
     ) -> Result<()> {
         let id = self.trees.subvolume(root)?.id;
-        while let Some((newest, cleanup)) = self.trees.cleanups(id).next().transpose()? {
-            self.cut_work.take_readers(id).into_iter().for_each(&unload);
+        'cleanups: while let Some((newest, cleanup)) = self.trees.cleanups(id).next().transpose()? {
+            self.cut_work.wait_for_readers(id, &unload);
             if self.transactions.generation() <= self.cut_work.last_deletion() {
                 // What died before the deletion enters the lists with the cut.
                 self.commit()?;
@@ -99,7 +99,10 @@ impl Store {
             for (since, list) in lists {
                 if (cleanup.lists_from..cleanup.lists_to).contains(&since) {
                     if !self.clean_list(id, list, &births, &mut goes_on)? {
-                        return Ok(());
+                        if interrupted() {
+                            return Ok(());
+                        }
+                        continue 'cleanups;
                     }
                     self.drop_list_if_unneeded(id, since, list)?;
                 }

@@ -6,6 +6,7 @@ use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_format::{Generation, InodeNumber, Origin, SnapshotItem, SubvolumeItem, TreeId};
 use cairn_space::Reservation;
+use rustc_hash::FxHashSet;
 use std::sync::{Arc, OnceLock};
 
 /// A snapshot that the next cut makes.
@@ -91,10 +92,13 @@ impl CutWork {
         self.read.lock().push((id, root));
     }
 
-    /// The snapshots of `id` that were noted since the last time.
-    pub(super) fn take_readers(&self, id: TreeId) -> Vec<InodeId> {
-        let mut read = self.read.lock();
-        read.extract_if(.., |(of, _)| *of == id).map(|(_, root)| root).collect()
+    /// Has `unload` wait for those who still read deleted snapshots of `id`. Two threads may wait
+    /// for the same: neither goes on before they have ended.
+    pub(super) fn wait_for_readers(&self, id: TreeId, unload: impl Fn(InodeId)) {
+        let of_subvolume = |(of, root): &(TreeId, InodeId)| (*of == id).then_some(*root);
+        let waited: FxHashSet<_> = self.read.lock().iter().filter_map(of_subvolume).collect();
+        waited.iter().copied().for_each(unload);
+        self.read.lock().retain(|(_, root)| !waited.contains(root));
     }
 
     /// The last transaction in which a snapshot was deleted, since the volume was opened.

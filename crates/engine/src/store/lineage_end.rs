@@ -149,7 +149,7 @@ impl Store {
         if self.transactions.generation() <= self.cut_work.last_deletion() {
             self.commit()?;
         }
-        self.cut_work.take_readers(id).into_iter().for_each(ending.unload);
+        self.cut_work.wait_for_readers(id, ending.unload);
         if !self.discard_lists(id, ending)? {
             return Ok(false);
         }

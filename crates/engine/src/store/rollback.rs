@@ -18,9 +18,11 @@ use cairn_format::{SubvolumeItem, TreeId};
 impl Store {
     /// The fork without a name is not wanted any more; after a commit it may be removed.
     pub(crate) fn end_unnamed_fork(&self, forming: &Forming) -> Result<()> {
+        // Its tree is needed to remove it; without, that is left to the next mount.
+        let opened = self.trees.open_slot(forming.root.slot(), |_| Ok(()));
         self.trees.subvolume(forming.root)?.end();
         self.show_fork(forming);
-        Ok(())
+        opened.map(drop)
     }
 
     /// Whether the subvolume with the root directory `root` shows the snapshot with the root

@@ -421,28 +421,22 @@ impl Operation<'_> {
             return Err(Error::Busy);
         }
         let has_forks = store.has_forks(Origin { subvolume: id, generation })?;
-        let roots = self.roots_without(id, generation, item.number)?;
+        let root = InodeId::root_of(store.trees.know_snapshot(id, generation, item.number));
+        let roots = [InodeId::root_of(store.trees.slot_for_work(id)?), root];
         // Before a thread that frees its blocks can come to it.
-        store.cut_work.note_readers(id, roots[1]);
+        store.cut_work.note_readers(id, root);
         if has_forks {
             // They need it; it goes with the last of them.
             let key = Key::of_subvolume(id, ItemKind::Snapshot, generation);
             self.note_unlogged_change();
             let item = SnapshotItem { is_hidden: true, name: Vec::new(), ..item };
             records.tree()?.insert(&self.change(), key, &item.encode())?;
-            return Ok(roots);
+        } else {
+            self.drop_snapshot(&records, generation)?;
         }
-        self.drop_snapshot(&records, generation)?;
+        // Not before a change has failed: it is as it was then.
+        store.trees.subvolume(root)?.end();
         Ok(roots)
-    }
-
-    /// The snapshot has no name any more. Returns the root directories of the subvolume and of the
-    /// snapshot.
-    fn roots_without(&self, id: TreeId, made: Generation, number: u32) -> Result<[InodeId; 2]> {
-        let trees = &self.store().trees;
-        let root = InodeId::root_of(trees.know_snapshot(id, made, number));
-        trees.subvolume(root)?.end();
-        Ok([InodeId::root_of(trees.slot_for_work(id)?), root])
     }
 
     /// Removes a snapshot of the operation's subvolume; its cleanup is noted.

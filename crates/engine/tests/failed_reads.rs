@@ -1,0 +1,185 @@
+//! A device of which one read fails, at each read of an operation on snapshots: what the operation
+//! did not do is as it was, what it did is as promised, and nothing waits for the next mount
+//! but the blocks of a snapshot that is deleted.
+mod small_volume;
+
+use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
+use cairn_engine::{Error, InodeId, Result, Volume, VolumeOptions};
+use cairn_environment::atomic::{AtomicBool, Ordering};
+use small_volume::{DIRECTORY, get, put, used};
+use std::sync::Arc;
+
+/// So many that the trees have inner nodes.
+const FILES: u32 = 300;
+/// No operation here reads as often.
+const READS_MAX: u64 = 1000;
+
+fn open(device: &Arc<SimulatedDevice>) -> Volume {
+    let options = VolumeOptions { background: false, ..VolumeOptions::default() };
+    Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).unwrap()
+}
+
+fn find(volume: &Volume, name: &[u8]) -> Result<InodeId> {
+    let inode = volume.lookup(volume.root(), name)?.inode;
+    volume.forget(inode, 1);
+    Ok(inode)
+}
+
+/// The subvolume `home` with the snapshots `first` and `then`, opened anew: nothing is in memory.
+fn prepared() -> (Arc<SimulatedDevice>, Volume) {
+    let device = Arc::new(SimulatedDevice::new(64 << 20));
+    mkfs(&*device, &MkfsOptions::default()).unwrap();
+    let volume = open(&device);
+    let home = volume.create_subvolume(volume.root(), b"home", &DIRECTORY).unwrap().inode;
+    volume.create_subvolume(home, b"nested", &DIRECTORY).unwrap();
+    for number in 0..FILES {
+        put(&volume, home, format!("file {number}").as_bytes(), b"old");
+    }
+    volume.create_snapshot(home, b"first").unwrap();
+    put(&volume, home, b"another", b"");
+    volume.create_snapshot(home, b"then").unwrap();
+    for number in 0..FILES {
+        let file = volume.lookup(home, format!("file {number}").as_bytes()).unwrap().inode;
+        volume.write(file, 0, b"new").unwrap();
+    }
+    volume.sync().unwrap();
+    volume.close().unwrap();
+    (device.clone(), open(&device))
+}
+
+fn expect_content(volume: &Volume, root: InodeId, content: &[u8]) {
+    for number in 0..FILES {
+        assert_eq!(get(volume, root, format!("file {number}").as_bytes()).unwrap(), content);
+    }
+}
+
+/// Each snapshot that is listed can be read; their names.
+fn readable_snapshots(volume: &Volume) -> Vec<Vec<u8>> {
+    let (id, _) = volume.subvolume_of(find(volume, b"home").unwrap()).unwrap();
+    let names = volume.snapshots(id).unwrap().into_iter().map(|snapshot| snapshot.name);
+    names
+        .inspect(|name| {
+            let root = volume.snapshot_named(id, name).unwrap().root;
+            expect_content(volume, root, b"old");
+        })
+        .collect()
+}
+
+/// When the last block is free that an operation frees.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Freed {
+    AtOnce,
+    /// If the read failed for the thread that frees them.
+    NextMount,
+}
+
+/// Has each read of `operation` fail in turn; `check` looks at the volume after each failure.
+fn at_each_read<T: std::fmt::Debug>(
+    operation: impl Fn(&Volume) -> Result<T>,
+    freed: Freed,
+    check: impl Fn(&Volume, &Result<T>),
+) {
+    let mut failures = 0;
+    for good in 0..READS_MAX {
+        let (device, volume) = prepared();
+        let (mut left, mut has_failed) = (good, false);
+        let failed = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&failed);
+        device.fail_when(move |request| {
+            let fails = request.operation == Operation::Read && !has_failed && left == 0;
+            left -= u64::from(request.operation == Operation::Read && left > 0);
+            has_failed |= fails;
+            told.fetch_or(fails, Ordering::Relaxed);
+            fails
+        });
+        let done = operation(&volume);
+        device.clear_failures();
+        if !failed.load(Ordering::Relaxed) {
+            done.unwrap();
+            assert!(failures > 0, "nothing was read");
+            return;
+        }
+        failures += u64::from(done.is_err());
+        match volume.sync() {
+            Ok(()) => {
+                check(&volume, &done);
+                let blocks = used(&volume);
+                volume.close().unwrap();
+                let volume = open(&device);
+                assert!(used(&volume) == blocks || Freed::NextMount == freed, "{done:?}");
+            }
+            // A commit could not be made: all goes on with the next mount.
+            Err(_) => {
+                drop(volume.close());
+                readable_snapshots(&open(&device));
+            }
+        }
+    }
+    panic!("more than {READS_MAX} reads");
+}
+
+#[test]
+fn a_snapshot_that_could_not_be_deleted_can_be_read() {
+    let delete = |volume: &Volume| {
+        let (id, _) = volume.subvolume_of(find(volume, b"home")?)?;
+        volume.delete_snapshot(id, b"first")
+    };
+    at_each_read(delete, Freed::NextMount, |volume, done| {
+        let names = readable_snapshots(volume);
+        assert!(names.len() == 2 || done.is_ok() || names == [b"then"], "{names:?}");
+        if names.len() == 2 {
+            delete(volume).unwrap();
+        }
+        assert_eq!(readable_snapshots(volume), [b"then"]);
+    });
+}
+
+#[test]
+fn a_fork_has_its_name_or_leaves_it_free() {
+    for of_snapshot in [false, true] {
+        let fork = |volume: &Volume| {
+            let home = find(volume, b"home")?;
+            let source = match of_snapshot {
+                true => volume.snapshot_named(volume.subvolume_of(home)?.0, b"then")?.root,
+                false => home,
+            };
+            volume.fork(source, volume.root(), b"fork")
+        };
+        at_each_read(fork, Freed::AtOnce, |volume, _| {
+            match find(volume, b"fork") {
+                Ok(_) => {}
+                Err(Error::NotFound) => drop(fork(volume).unwrap()),
+                Err(error) => panic!("{error}"),
+            }
+            let found = find(volume, b"fork").unwrap();
+            expect_content(volume, found, if of_snapshot { b"old" } else { b"new" });
+            volume.remove_subvolume(volume.root(), b"fork").unwrap();
+            assert!(matches!(find(volume, b"fork"), Err(Error::NotFound)));
+            readable_snapshots(volume);
+        });
+    }
+}
+
+#[test]
+fn a_rollback_is_done_or_leaves_nothing() {
+    let roll_back = |volume: &Volume| {
+        let (id, _) = volume.subvolume_of(find(volume, b"home")?)?;
+        let snapshot = volume.snapshot_named(id, b"then")?.root;
+        volume.rollback(volume.root(), b"home", snapshot)
+    };
+    at_each_read(roll_back, Freed::AtOnce, |volume, done| {
+        let home = find(volume, b"home").unwrap();
+        match find(volume, b"home~before-rollback-1") {
+            Ok(old) => {
+                expect_content(volume, home, b"old");
+                expect_content(volume, old, b"new");
+            }
+            Err(error) => {
+                assert!(matches!(error, Error::NotFound) && done.is_err(), "{error} {done:?}");
+                expect_content(volume, home, b"new");
+            }
+        }
+        readable_snapshots(volume);
+    });
+}
