@@ -131,13 +131,21 @@ impl VolumeHandler {
         true
     }
 
-    /// The automatic snapshots of a subvolume, the oldest first.
+    /// The automatic snapshots of a subvolume, and those that it has from the ones whose place it
+    /// has taken, the oldest first. What is made of these afterwards is not its own.
     fn automatic_snapshots(&self, subvolume: u64) -> Result<Vec<(Automatic, SnapshotInfo)>, Error> {
         let automatic = |info: SnapshotInfo| {
             let time = time_in_name(&info.name)?;
             Some((Automatic { generation: info.generation, time }, info))
         };
-        Ok(self.volume.snapshots(subvolume)?.into_iter().filter_map(automatic).collect())
+        let mut snapshots = self.volume.snapshots(subvolume)?;
+        if snapshots.iter().any(|info| info.subvolume != subvolume) {
+            let all = self.volume.subvolumes()?;
+            let this = all.iter().find(|one| one.id == subvolume).ok_or(Error::NotFound)?;
+            snapshots
+                .retain(|info| info.subvolume == subvolume || info.generation <= this.generation);
+        }
+        Ok(snapshots.into_iter().filter_map(automatic).collect())
     }
 
     /// Makes a snapshot, unless the subvolume is as its newest automatic one.
@@ -196,3 +204,7 @@ impl VolumeHandler {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "keeper_tests.rs"]
+mod tests;
