@@ -3,12 +3,12 @@ use super::keeper_requests::KeeperRequests;
 use super::snapshot_directories::SnapshotDirectories;
 use super::subvolumes::{self, Asker};
 use super::{rollback, snapshots};
-use crate::directory_requests::{Answer, Request};
+use crate::directory_requests::{Answer, Interval, Request, SnapshotPlace, SnapshotRequest};
 use crate::protocol::RequestHeader;
 use crate::transport::Reply;
-use cairn_blockdev::SimulatedDevice;
+use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{
-    AttributeChange, FileType, InodeId, NewInode, Volume, VolumeOptions, mkfs,
+    AttributeChange, FileType, InodeId, NewInode, SnapshotInfo, Volume, VolumeOptions, mkfs,
 };
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -140,5 +140,56 @@ fn a_snapshot_is_closed_with_its_subvolume() {
     change(&volume, new, SUPERUSER, 0o700);
     change(&volume, old, USER, 0o700);
     assert_eq!(fork(&volume, USER, two.root, (of_user, "two")), Err(Errno::PERM));
+    volume.close().unwrap();
+}
+
+/// Gives snapshots on the device other names of the same length, in all nodes.
+fn rename_on(device: &SimulatedDevice, name: &[u8], other: &[u8]) {
+    const NODE_BYTES: usize = 16 * 1024;
+    let (mut found, mut page) = (false, vec![0; NODE_BYTES]);
+    for at in (0..device.length_bytes()).step_by(NODE_BYTES) {
+        device.read(at, &mut page).unwrap();
+        let places: Vec<usize> =
+            (0..NODE_BYTES - name.len()).filter(|at| page[*at..].starts_with(name)).collect();
+        if page.starts_with(b"CRNN") && !places.is_empty() {
+            places.iter().for_each(|at| page[*at..][..name.len()].copy_from_slice(other));
+            cairn_format::Header::seal(&mut page);
+            device.write(at, &[&page]).unwrap();
+            found = true;
+        }
+    }
+    assert!(found);
+}
+
+#[test]
+fn temporary_snapshots_are_nobodys() {
+    let (device, volume) = new_volume();
+    let (id, _) = volume.subvolume_of(volume.root()).unwrap();
+    let (made_as, temporary) = (b".diff-0123456789abcdeg", b".diff-0123456789abcdef");
+    for name in [&b"one"[..], made_as, b"two"] {
+        volume.create_snapshot(volume.root(), name).unwrap();
+    }
+    // A mount deletes only those that are not held.
+    volume.hold_snapshot(id, made_as, true).unwrap();
+    volume.close().unwrap();
+    rename_on(&device, made_as, temporary);
+    let volume = open(&device);
+    let all = volume.snapshots(id).unwrap();
+    assert!(all.len() == 3 && all[1].is_temporary());
+    let asked = |request| ask(&volume, SUPERUSER, volume.root(), &Request::Snapshots(request));
+    let listed = asked(SnapshotRequest::List { referenced: false }).unwrap().snapshots;
+    let names: Vec<&[u8]> = listed.iter().map(|one| &one.name[..]).collect();
+    assert_eq!(names, [b"one", b"two"]);
+    let name = temporary.to_vec();
+    for held in [false, true] {
+        let hold = SnapshotRequest::Hold { name: name.clone(), held };
+        assert_eq!(asked(hold), Err(Errno::NODATA));
+    }
+    assert_eq!(asked(SnapshotRequest::Delete { name }), Err(Errno::NODATA));
+    let place = |info: &SnapshotInfo| -> SnapshotPlace { (info.generation, info.subvolume) };
+    let intervals = vec![Interval { first: place(&all[0]), last: place(&all[2]) }];
+    asked(SnapshotRequest::DeleteIntervals { intervals }).unwrap();
+    let left = volume.snapshots(id).unwrap();
+    assert!(left.len() == 1 && left[0].is_temporary());
     volume.close().unwrap();
 }
