@@ -6,7 +6,7 @@ use super::{rollback, snapshots};
 use crate::directory_requests::{Answer, Interval, Request, SnapshotPlace, SnapshotRequest};
 use crate::protocol::RequestHeader;
 use crate::transport::Reply;
-use cairn_blockdev::{BlockDevice, SimulatedDevice};
+use cairn_blockdev::{BlockDevice, Operation, SimulatedDevice};
 use cairn_engine::{
     AttributeChange, FileType, InodeId, NewInode, SnapshotInfo, Volume, VolumeOptions, mkfs,
 };
@@ -192,4 +192,31 @@ fn temporary_snapshots_are_nobodys() {
     let left = volume.snapshots(id).unwrap();
     assert!(left.len() == 1 && left[0].is_temporary());
     volume.close().unwrap();
+}
+
+/// An error of the device does not read as if there were no such snapshot.
+#[test]
+fn errors_of_the_device_are_said() {
+    let (device, volume) = new_volume();
+    let home = new_subvolume(&volume, volume.root(), b"home");
+    let file = new_inode(FileType::Regular, USER, 0o644);
+    volume.create(home, b"file", &file).unwrap();
+    volume.create_snapshot(home, b"one").unwrap();
+    volume.create(home, b"other", &file).unwrap();
+    volume.close().unwrap();
+    let rollback = Request::Rollback { name: b"home".to_vec(), snapshot: b"one".to_vec() };
+    for of_fork in [true, false] {
+        let volume = open(&device);
+        let home = volume.lookup(volume.root(), b"home").unwrap().inode;
+        let (id, _) = volume.subvolume_of(home).unwrap();
+        let source = volume.snapshot_named(id, b"one").unwrap().root.0;
+        device.fail_when(|request| request.operation == Operation::Read);
+        let fork = Request::Fork { name: b"fork".to_vec(), source, early: false };
+        let request = if of_fork { &fork } else { &rollback };
+        let refused = ask(&volume, SUPERUSER, volume.root(), request).unwrap_err();
+        assert_eq!(refused, Errno::IO, "{request:?}");
+        device.clear_failures();
+        ask(&volume, SUPERUSER, volume.root(), request).unwrap();
+        volume.close().unwrap();
+    }
 }
