@@ -149,8 +149,7 @@ impl Schedule {
     /// How long to wait at first, at the time `now`: not at all, unless the newest automatic
     /// snapshot is of this very interval.
     pub(crate) fn wait_at_first(&self, now: (i64, u32), newest: Option<i64>) -> Duration {
-        let this = self.every.number(now.0);
-        if newest.is_some_and(|newest| self.every.number(newest) == this) {
+        if newest.is_some_and(|newest| self.is_one_interval(newest, now.0)) {
             self.every.left(now)
         } else {
             Duration::ZERO
@@ -160,6 +159,11 @@ impl Schedule {
     /// How long to wait until it is time again, at the time `now`.
     pub(crate) fn wait(&self, now: (i64, u32)) -> Duration {
         self.every.left(now)
+    }
+
+    /// Whether two times, in seconds since 1970, are in the same interval.
+    pub(crate) fn is_one_interval(&self, one: i64, other: i64) -> bool {
+        self.every.number(one) == self.every.number(other)
     }
 
     /// Those of the snapshots, in the order in which they were made, that no rule keeps.

@@ -51,9 +51,10 @@ fn explain(source: &Path, error: MountError) -> anyhow::Error {
              for one: only subvolumes can be forked (`cairn subvolume create` makes one)"
         ),
         Errno::XDEV => anyhow::anyhow!("{path} is not in the same mount as {source}"),
-        Errno::PERM => {
-            anyhow::anyhow!("{source} is not yours: only its owner and root may fork it")
-        }
+        Errno::PERM => anyhow::anyhow!(
+            "{source}, or the subvolume that it is a snapshot of, is not yours: only the owner and \
+             root may fork it"
+        ),
         Errno::MLINK => anyhow::anyhow!(
             "{path} was not made: no number is left for a subvolume; delete some, then mount the \
              volume again"

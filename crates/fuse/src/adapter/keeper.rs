@@ -18,8 +18,12 @@ use crate::transport::Notifier;
 use cairn_engine::{Error, InodeId, SnapshotInfo};
 use cairn_environment::clock::{self, Monotonic};
 use cairn_environment::thread::{self, JoinHandle};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
+/// So many names of free seconds are tried for a snapshot.
+const NAMES_TRIED: usize = 60;
 
 /// The thread that makes snapshots by schedules. Dropping it ends the thread.
 pub struct Keeper {
@@ -112,7 +116,7 @@ impl VolumeHandler {
     /// Does what a schedule says for this time. Returns false if the subvolume is gone.
     fn keep(&self, subvolume: u64, kept: &mut Kept, notifier: Option<&Notifier>) -> bool {
         let Some(_in_work) = self.shutdown.begin_change() else { return false };
-        let made = self.make_if_changed(subvolume, kept.root, notifier);
+        let made = self.make_if_changed(subvolume, kept, notifier);
         let deleted = self.delete_superfluous(subvolume, kept, notifier);
         kept.next = clock::now_monotonic() + kept.schedule.wait(clock::now_wall());
         match made.and(deleted) {
@@ -131,43 +135,85 @@ impl VolumeHandler {
         true
     }
 
-    /// The automatic snapshots of a subvolume, the oldest first.
+    /// The automatic snapshots of a subvolume, and those that it has from the ones whose place it
+    /// has taken, the oldest first. What is made of these afterwards is not its own.
     fn automatic_snapshots(&self, subvolume: u64) -> Result<Vec<(Automatic, SnapshotInfo)>, Error> {
         let automatic = |info: SnapshotInfo| {
             let time = time_in_name(&info.name)?;
             Some((Automatic { generation: info.generation, time }, info))
         };
-        Ok(self.volume.snapshots(subvolume)?.into_iter().filter_map(automatic).collect())
+        let mut snapshots = self.volume.snapshots(subvolume)?;
+        if snapshots.iter().any(|info| info.subvolume != subvolume) {
+            let all = self.volume.subvolumes()?;
+            let this = all.iter().find(|one| one.id == subvolume).ok_or(Error::NotFound)?;
+            snapshots
+                .retain(|info| info.subvolume == subvolume || info.generation <= this.generation);
+        }
+        Ok(snapshots.into_iter().filter_map(automatic).collect())
     }
 
-    /// Makes a snapshot, unless the subvolume is as its newest automatic one.
+    /// Makes a snapshot, unless there is one of this interval, or the subvolume is as its newest
+    /// automatic one.
     fn make_if_changed(
         &self,
         subvolume: u64,
-        root: InodeId,
+        kept: &Kept,
         notifier: Option<&Notifier>,
     ) -> Result<(), Error> {
+        let now = clock::now_wall().0;
         // One of a subvolume whose place this one has taken is not compared.
         let automatic = self.automatic_snapshots(subvolume)?;
         let own = automatic.iter().rev().find(|(_, info)| info.subvolume == subvolume);
-        if let Some((newest, _)) = own {
-            match self.volume.differs_from_snapshot(root, newest.generation) {
+        if let Some((newest, info)) = own {
+            // Its name may be of a later time.
+            let made = (info.created_ns / NANOSECONDS_PER_SECOND) as i64;
+            if kept.schedule.is_one_interval(made, now) {
+                return Ok(());
+            }
+            match self.volume.differs_from_snapshot(kept.root, newest.generation) {
                 Ok(false) => return Ok(()),
                 // It was deleted meanwhile.
                 Ok(true) | Err(Error::Stale) => {}
                 Err(error) => return Err(error),
             }
         }
-        let name = name_at(clock::now_wall().0).into_bytes();
-        match self.volume.create_snapshot(root, &name) {
-            Ok(_) => {
-                tell_kernel(&self.volume, &self.snapshots, notifier, root, &[&name]);
-                Ok(())
+        for name in self.free_names(subvolume, now)? {
+            match self.volume.create_snapshot(kept.root, &name) {
+                // Somebody has just used it, or it is of one that is being deleted.
+                Err(Error::Exists) => {}
+                made => {
+                    made?;
+                    let names = [&name[..]];
+                    tell_kernel(&self.volume, &self.snapshots, notifier, kept.root, &names);
+                    return Ok(());
+                }
             }
-            // The clock was set back.
-            Err(Error::Exists) => Ok(()),
-            Err(error) => Err(error),
         }
+        Err(Error::Exists)
+    }
+
+    /// Names for a snapshot that is made now: those of the next seconds that are free. A name is
+    /// used once in a line, where other subvolumes may have schedules, too; and a clock that was
+    /// set back comes to the same times again.
+    fn free_names(
+        &self,
+        subvolume: u64,
+        now: i64,
+    ) -> Result<impl Iterator<Item = Vec<u8>> + use<>, Error> {
+        let mut taken = BTreeSet::new();
+        for id in self.volume.line_of_subvolume(subvolume)?.into_iter().rev() {
+            match self.volume.snapshots(id) {
+                // It was removed meanwhile.
+                Err(Error::NotFound) => {}
+                // The last one shows those of all.
+                shown => {
+                    taken.extend(shown?.iter().filter_map(|info| time_in_name(&info.name)));
+                    break;
+                }
+            }
+        }
+        let free = (now..).filter(move |second| !taken.contains(second)).take(NAMES_TRIED);
+        Ok(free.map(|second| name_at(second).into_bytes()))
     }
 
     /// Deletes the automatic snapshots that no rule keeps, but for those that are held.
@@ -196,3 +242,7 @@ impl VolumeHandler {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "keeper_tests.rs"]
+mod tests;

@@ -54,6 +54,8 @@ mod settle;
 mod shutdown;
 mod snapshot_directories;
 mod snapshots;
+#[cfg(test)]
+mod subvolume_tests;
 mod subvolumes;
 #[cfg(test)]
 mod volume_tests;

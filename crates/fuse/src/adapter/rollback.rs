@@ -47,7 +47,10 @@ pub(super) fn serve(
     };
     permits(&old)?;
     let snapshot = volume.snapshot_named(id, snapshot).map_err(or_no_snapshot)?;
-    let root = volume.lookup_inode(snapshot.root).map_err(|_| Errno::NODATA)?;
+    let root = volume.lookup_inode(snapshot.root).map_err(|error| match error {
+        Error::Stale => Errno::NODATA.into(),
+        error => or_no_snapshot(error),
+    })?;
     volume.forget(snapshot.root, 1);
     if snapshot.is_temporary() {
         return Err(Errno::NODATA.into());

@@ -11,7 +11,7 @@ use crate::directory_requests::{
 };
 use crate::schedule::Schedule;
 use crate::transport::{Notifier, Reply};
-use cairn_engine::{Error, FsyncKind, InodeId, SnapshotInfo, Volume, XattrMode};
+use cairn_engine::{Error, FsyncKind, InodeId, SnapshotInfo, Volume, XattrMode, is_temporary_name};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 
@@ -35,6 +35,11 @@ pub(super) fn serve(
     };
     if request.changes_volume() && !asker.may_act_as_owner(&volume.attributes(directory)?) {
         return Err(Errno::PERM.into());
+    }
+    if let Request::Delete { name } | Request::Hold { name, .. } = request
+        && is_temporary_name(name)
+    {
+        return Err(Errno::NODATA.into());
     }
     let notifier = reply.notifier();
     let tell_kernel =
@@ -173,9 +178,17 @@ fn place_of(info: &SnapshotInfo) -> SnapshotPlace {
     (info.generation, info.subvolume)
 }
 
+/// The snapshots that a subvolume shows. One that exists only while a comparison or an application
+/// runs is not among them.
+fn lasting(volume: &Volume, subvolume: u64) -> Answer<Vec<SnapshotInfo>> {
+    let mut snapshots = volume.snapshots(subvolume)?;
+    snapshots.retain(|info| !info.is_temporary());
+    Ok(snapshots)
+}
+
 /// The snapshots in these intervals.
 fn chosen(volume: &Volume, subvolume: u64, intervals: &[Interval]) -> Answer<Vec<SnapshotInfo>> {
-    let mut snapshots = volume.snapshots(subvolume)?;
+    let mut snapshots = lasting(volume, subvolume)?;
     snapshots.retain(|info| intervals.iter().any(|one| one.contains(place_of(info))));
     Ok(snapshots)
 }
@@ -205,7 +218,7 @@ fn list(
     subvolume: u64,
     with_referenced: bool,
 ) -> Answer<directory_requests::Answer> {
-    let shown = volume.snapshots(subvolume)?;
+    let shown = lasting(volume, subvolume)?;
     let (mut unique, mut referenced) = (HashMap::new(), HashMap::new());
     for of in by_subvolume(&shown).into_keys() {
         if let Ok(usage) = volume.snapshot_usage(of) {

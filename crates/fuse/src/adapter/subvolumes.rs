@@ -12,11 +12,12 @@ use cairn_engine::{
     Attributes, Error, FileType, ForkOptions, InodeId, NewInode, SubvolumeInfo, Volume,
 };
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 
-/// Bits of write and search permission.
-const CHANGE_NAMES: u32 = 0o3;
+/// Bits of permissions.
+const SEARCH: u32 = 0o1;
+const CHANGE_NAMES: u32 = 0o2 | SEARCH;
 
 /// Who asks.
 pub(super) struct Asker {
@@ -31,8 +32,7 @@ impl Asker {
         Self { uid: header.uid, gid: header.gid, pid: header.pid, is_privileged }
     }
 
-    /// Whether names in the directory may be changed.
-    pub(super) fn may_change(&self, directory: &Attributes) -> bool {
+    fn may(&self, directory: &Attributes, bits: u32) -> bool {
         let shift = if self.uid == directory.uid {
             6
         } else if self.gid == directory.gid || has_group(self.pid, directory.gid) {
@@ -40,13 +40,75 @@ impl Asker {
         } else {
             0
         };
-        self.is_privileged || directory.mode >> shift & CHANGE_NAMES == CHANGE_NAMES
+        self.is_privileged || directory.mode >> shift & bits == bits
+    }
+
+    /// Whether names in the directory may be changed.
+    pub(super) fn may_change(&self, directory: &Attributes) -> bool {
+        self.may(directory, CHANGE_NAMES)
+    }
+
+    /// Whether the path from the root of the mount leads this user into the directory.
+    fn may_reach(&self, volume: &Volume, directory: InodeId) -> Answer<bool> {
+        let (mut at, mut seen) = (directory, BTreeSet::new());
+        // Damage can lead in circles.
+        while seen.insert(at) {
+            let Some(directory) = unless_gone(volume.attributes(at))? else { return Ok(false) };
+            if !self.may(&directory, SEARCH) {
+                return Ok(false);
+            }
+            if at == InodeId::ROOT {
+                return Ok(true);
+            }
+            // It may have no name in this mount.
+            let Some(above) = unless_gone(volume.parent(at))? else { return Ok(false) };
+            at = above;
+        }
+        Ok(false)
     }
 
     /// Whether what is the owner's alone is permitted.
     pub(super) fn may_act_as_owner(&self, of: &Attributes) -> bool {
         self.is_privileged || self.uid == of.uid
     }
+}
+
+fn unless_gone<T>(found: Result<T, Error>) -> Answer<Option<T>> {
+    match found {
+        Err(Error::NotFound | Error::Stale) => Ok(None),
+        found => Ok(Some(found?)),
+    }
+}
+
+/// Fails unless this user may copy what is in the root directory `source`. Its number is no proof
+/// that a path leads there, since it can be guessed.
+fn expect_may_fork(volume: &Volume, asker: &Asker, source: InodeId) -> Answer<()> {
+    if source.number() != InodeId::ROOT.number() {
+        return Err(Errno::INVAL.into());
+    }
+    let root = unless_gone(volume.lookup_inode(source))?.ok_or(Errno::INVAL)?;
+    volume.forget(source, 1);
+    if asker.is_privileged {
+        return Ok(());
+    }
+    if !asker.may_act_as_owner(&root) {
+        return Err(Errno::PERM.into());
+    }
+    let (id, is_live) = volume.subvolume_of(source)?;
+    // A snapshot is shown by its subvolume, and by those that have taken the place of that.
+    let line = if is_live { vec![id] } else { volume.line_of_subvolume(id)? };
+    let mut refused = Errno::PERM;
+    for id in line.into_iter().filter(|other| *other >= id) {
+        let Some(live) = unless_gone(volume.root_of_subvolume(id))? else { continue };
+        let Some(root) = unless_gone(volume.attributes(live))? else { continue };
+        if asker.may_act_as_owner(&root) {
+            if asker.may_reach(volume, live)? {
+                return Ok(());
+            }
+            refused = Errno::ACCESS;
+        }
+    }
+    Err(refused.into())
 }
 
 /// Serves a request about subvolumes.
@@ -80,11 +142,7 @@ pub(super) fn serve(
                 return Err(Errno::ACCESS.into());
             }
             let source = InodeId(*source);
-            let root = volume.lookup_inode(source).map_err(|_| Errno::INVAL)?;
-            volume.forget(source, 1);
-            if !asker.may_act_as_owner(&root) {
-                return Err(Errno::PERM.into());
-            }
+            expect_may_fork(volume, asker, source)?;
             let made = volume.fork_with(source, directory, name, ForkOptions { early: *early })?;
             volume.forget(made.inode, 1);
             tell_kernel(reply, directory, name);

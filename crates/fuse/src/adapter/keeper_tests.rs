@@ -1,0 +1,113 @@
+//! What a schedule makes and deletes, on a volume in memory, without the thread that waits.
+use super::super::subvolume_tests::{new_inode, new_subvolume, new_volume};
+use super::*;
+use cairn_engine::{FileType, Volume};
+use std::time::Duration;
+
+/// Seconds whose names are in use when a schedule wants one.
+const TAKEN: i64 = 120;
+
+fn kept(root: InodeId, schedule: &str) -> Kept {
+    let schedule = schedule.parse().unwrap();
+    Kept { root, schedule, next: clock::now_monotonic(), has_failed: false }
+}
+
+fn new_file(volume: &Volume, root: InodeId, name: &[u8]) {
+    volume.create(root, name, &new_inode(FileType::Regular, 0, 0o644)).unwrap();
+}
+
+fn id_of(volume: &Volume, root: InodeId) -> u64 {
+    volume.subvolume_of(root).unwrap().0
+}
+
+/// The snapshots of this subvolume alone.
+fn own(volume: &Volume, id: u64) -> Vec<SnapshotInfo> {
+    let mut all = volume.snapshots(id).unwrap();
+    all.retain(|info| info.subvolume == id);
+    all
+}
+
+/// Uses up the names of the seconds from now on.
+fn take_names(volume: &Volume, root: InodeId) {
+    let now = clock::now_wall().0;
+    for second in now..now + TAKEN {
+        volume.create_snapshot(root, name_at(second).as_bytes()).unwrap();
+    }
+}
+
+#[test]
+fn a_schedule_leaves_the_later_snapshots_of_a_predecessor_alone() {
+    let (_device, volume) = new_volume();
+    let handler = VolumeHandler::new(volume.clone(), false);
+    let old = new_subvolume(&volume, volume.root(), b"home");
+    let old_id = id_of(&volume, old);
+    let make = |root, second| volume.create_snapshot(root, name_at(second).as_bytes()).unwrap();
+    let before = make(old, 1000);
+    let new = volume.rollback(volume.root(), b"home", before.root).unwrap().root;
+    // Somebody goes on with what was rolled back.
+    let later = [make(old, 2000).name, make(old, 3000).name];
+    let mut schedule = kept(new, "every 1h keep 1x1h");
+    assert!(handler.keep(id_of(&volume, new), &mut schedule, None) && !schedule.has_failed);
+    let names: Vec<Vec<u8>> = own(&volume, old_id).into_iter().map(|info| info.name).collect();
+    // Of those from before the rollback, only what the rules keep stays.
+    assert_eq!(names, later);
+    assert_eq!(own(&volume, id_of(&volume, new)).len(), 1);
+    volume.close().unwrap();
+}
+
+#[test]
+fn two_schedules_of_a_line_both_make_snapshots() {
+    let (_device, volume) = new_volume();
+    let handler = VolumeHandler::new(volume.clone(), false);
+    let old = new_subvolume(&volume, volume.root(), b"home");
+    let then = volume.create_snapshot(old, b"then").unwrap();
+    let new = volume.rollback(volume.root(), b"home", then.root).unwrap().root;
+    take_names(&volume, old);
+    let mut schedule = kept(new, "every 1h keep 9x1h");
+    assert!(handler.keep(id_of(&volume, new), &mut schedule, None) && !schedule.has_failed);
+    assert_eq!(own(&volume, id_of(&volume, new)).len(), 1);
+    volume.close().unwrap();
+}
+
+fn wait_for_next_second() {
+    let now = clock::now_wall().0;
+    while clock::now_wall().0 == now {
+        clock::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A clock that was set back comes to the same times again.
+#[test]
+fn names_in_use_do_not_stop_a_schedule() {
+    let (_device, volume) = new_volume();
+    let handler = VolumeHandler::new(volume.clone(), false);
+    let home = new_subvolume(&volume, volume.root(), b"home");
+    let id = id_of(&volume, home);
+    take_names(&volume, home);
+    new_file(&volume, home, b"file");
+    wait_for_next_second();
+    let mut schedule = kept(home, "every 1s keep 9999x1s");
+    assert!(handler.keep(id, &mut schedule, None) && !schedule.has_failed);
+    let made = own(&volume, id);
+    assert_eq!(made.len() as i64, TAKEN + 1);
+    let is_sorted = made.iter().map(|info| time_in_name(&info.name)).is_sorted();
+    assert!(is_sorted, "its name is that of a later second");
+    volume.close().unwrap();
+}
+
+/// The thread may wake a moment before an interval begins, or once more after a step of the clock.
+#[test]
+fn an_interval_has_one_snapshot() {
+    let (_device, volume) = new_volume();
+    let handler = VolumeHandler::new(volume.clone(), false);
+    let home = new_subvolume(&volume, volume.root(), b"home");
+    let id = id_of(&volume, home);
+    let mut schedule = kept(home, "every 36500d keep 9x1s");
+    for name in [b"1", b"2"] {
+        new_file(&volume, home, name);
+        wait_for_next_second();
+        assert!(handler.keep(id, &mut schedule, None) && !schedule.has_failed);
+        assert_eq!(own(&volume, id).len(), 1);
+    }
+    volume.close().unwrap();
+}
