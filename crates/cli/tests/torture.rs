@@ -135,6 +135,10 @@ fn wrong_usage_is_told() {
         "cannot make the folder /dev/null/images",
     );
     torture.refuses(
+        &["systematic", "--length", "1", "--first", "sing"],
+        "no operation has \"sing\" in its name; there are:\n  create d/c\n",
+    );
+    torture.refuses(
         &["crash", "--keep", "/dev/null/images"],
         "cannot make the folder /dev/null/images",
     );
