@@ -550,10 +550,8 @@ impl Sequences {
         let first = if named.is_empty() { at(&|step| step.contains(name)) } else { named };
         if first.is_empty() {
             let names: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
-            return Err(format!(
-                "no operation has {name:?} in its name; there are:\n  {}",
-                names.join("\n  ")
-            ));
+            let names = names.join("\n  ");
+            return Err(format!("no operation has {name:?} in its name; there are:\n  {names}"));
         }
         Ok(Self { first, ..self })
     }

@@ -1,6 +1,7 @@
 //! Space and removal with forks: volumes are filled by subvolumes, snapshots of them, and forks of
-//! both, and some of the subvolumes are rolled back. Then all of that is removed in a random order: subvolumes before what has come from them,
-//! too, and also by power failures in the middle. Each time the volume is as empty as it was.
+//! both, and some of the subvolumes are rolled back. Then all of that is removed in a random order:
+//! subvolumes before what has come from them, too, and also by power failures in the middle. Each
+//! time the volume is as empty as it was.
 #[path = "full_snapshots/small.rs"]
 mod small;
 

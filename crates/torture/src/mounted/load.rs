@@ -2,12 +2,12 @@
 //! `cairn torture kill9`, with SIGKILL, and `cairn torture shutdown`, with `cairn shutdown`.
 //!
 //! One round: mount; the workers change files and directories in their ways, each in its own
-//! folder, and remember what was acknowledged, while snapshots and forks of all of it are made, and a
-//! schedule makes snapshots of a subvolume; at a random moment the server is killed or its volume is shut down. Then: the mount is taken away,
-//! `fsck` must accept the image with its log not yet replayed, the volume is mounted again
-//! (sometimes that server is killed too, during recovery), each worker compares what it finds with
-//! what it remembers, also in snapshots, and after an orderly unmount `fsck --data` must find
-//! nothing.
+//! folder, and remember what was acknowledged, while snapshots and forks of all of it are made, and
+//! a schedule makes snapshots of a subvolume; at a random moment the server is killed or its volume
+//! is shut down. Then: the mount is taken away, `fsck` must accept the image with its log not yet
+//! replayed, the volume is mounted again (sometimes that server is killed too, during recovery),
+//! each worker compares what it finds with what it remembers, also in snapshots, and after an
+//! orderly unmount `fsck --data` must find nothing.
 use super::gate::Gate;
 use super::pattern;
 use super::scheduled::Scheduled;
