@@ -9,6 +9,8 @@ mod conflicts;
 #[path = "mounting/mounted.rs"]
 mod mounted;
 mod mounting;
+#[path = "apply/random_changes.rs"]
+mod random_changes;
 #[path = "apply/refusals.rs"]
 mod refusals;
 #[path = "mounting/trees.rs"]

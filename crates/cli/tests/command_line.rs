@@ -525,6 +525,11 @@ fn torture_tells_what_was_tried_and_how_to_repeat_it() {
         told.contains("3  of 7,056") && told.contains("nothing acknowledged was lost. (seed 7)"),
         "{told}"
     );
+    let chosen = ["--first", "snapshot the root", "--only", "83", "--seed", "7"];
+    let told = cairn.succeeds(&[&["torture", "systematic", "--length", "2"][..], &chosen].concat());
+    for part in ["systematic --length 2 --first 'snapshot the root'\n", "1  of 84"] {
+        assert!(told.contains(part), "{part} is not in {told}");
+    }
     let output = cairn.run(&[
         "torture",
         "systematic",

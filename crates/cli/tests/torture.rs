@@ -135,6 +135,10 @@ fn wrong_usage_is_told() {
         "cannot make the folder /dev/null/images",
     );
     torture.refuses(
+        &["systematic", "--length", "1", "--first", "sing"],
+        "no operation has \"sing\" in its name; there are:\n  create d/c\n",
+    );
+    torture.refuses(
         &["crash", "--keep", "/dev/null/images"],
         "cannot make the folder /dev/null/images",
     );
@@ -235,7 +239,7 @@ fn a_round_on_a_real_mount_reports_and_leaves_nothing() {
         );
         // On a busy machine a round may end before anything was acknowledged.
         assert!(report[figure].is_u64() && report["finding"].is_null(), "{report}");
-        for figure in ["snapshots", "forks", "deletions", "judged", "same_hash"] {
+        for figure in ["snapshots", "forks", "deletions", "judged", "same_hash", "scheduled"] {
             assert_eq!(report[figure].is_u64(), name != "sync", "{figure}: {report}");
         }
         assert!(told.errors.contains("round 1: "), "{}", told.errors);

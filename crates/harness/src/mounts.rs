@@ -31,6 +31,21 @@ pub fn tests_can_mount() -> bool {
     runs
 }
 
+/// The transports over which tests mount, as mount options name them: `dev`, and `uring` where root
+/// has enabled it. `CAIRN_TEST_TRANSPORT` leaves one. A line says what is left out.
+pub fn transports_of_tests() -> Vec<&'static str> {
+    let switch = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    let has_rings = switch.is_ok_and(|switch| switch.trim() == "Y");
+    let only = std::env::var("CAIRN_TEST_TRANSPORT").ok();
+    let mut transports = vec!["dev", "uring"];
+    transports.retain(|transport| only.as_ref().is_none_or(|only| only == transport));
+    if transports.contains(&"uring") && !(has_rings && rustix::process::geteuid().is_root()) {
+        console::tell(&format_args!("left out: no io_uring for FUSE"));
+        transports.retain(|transport| *transport != "uring");
+    }
+    transports
+}
+
 fn mode_of_tests() -> String {
     std::env::var("CAIRN_MOUNT_TESTS").unwrap_or_default()
 }

@@ -4,7 +4,7 @@ use crate::floors::Floors;
 use crate::sabotage::Sabotage;
 use crate::search::{SearchOptions, SearchReport, search};
 use crate::sequence::Start;
-use crate::systematic;
+use crate::systematic::{self, Sequences};
 use cairn_environment::atomic::{AtomicBool, AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::random::Seeded;
@@ -17,8 +17,8 @@ pub const FINDINGS_MAX: usize = 10;
 
 /// What to run.
 pub enum Source {
-    /// The sequences of this many steps.
-    Systematic(u32),
+    /// Sequences of steps.
+    Systematic(Sequences),
     /// The workloads of a file.
     Ace(AceFile),
 }
@@ -122,7 +122,7 @@ impl Prepared {
 
     fn len(&self) -> u64 {
         match &self.source {
-            Source::Systematic(length) => systematic::count(*length),
+            Source::Systematic(sequences) => sequences.count(),
             Source::Ace(file) => file.len(),
         }
     }
@@ -130,11 +130,9 @@ impl Prepared {
     /// The workload in words.
     fn describe(&self, index: u64) -> String {
         match &self.source {
-            Source::Systematic(length) => systematic::steps(*length, index)
-                .iter()
-                .map(|step| step.name)
-                .collect::<Vec<_>>()
-                .join("; "),
+            Source::Systematic(sequences) => {
+                sequences.steps(index).iter().map(|step| step.name).collect::<Vec<_>>().join("; ")
+            }
             Source::Ace(file) => {
                 let (number, text) = file.workload(index);
                 format!("workload {number}: {}", text.lines().collect::<Vec<_>>().join("; "))
@@ -144,8 +142,8 @@ impl Prepared {
 
     fn run(&self, index: u64, options: &CampaignOptions) -> Result<SearchReport, String> {
         let operations = match &self.source {
-            Source::Systematic(length) => systematic::operations(
-                &systematic::steps(*length, index),
+            Source::Systematic(sequences) => systematic::operations(
+                &sequences.steps(index),
                 &self.start.model,
                 self.setup_operations,
             ),
@@ -289,8 +287,8 @@ pub fn run(
     let is_complete = options.only.is_none() && !stop.load(Ordering::Relaxed);
     if is_complete && report.findings.is_empty() {
         let floors = match shared.prepared.source {
-            Source::Systematic(_) => Floors::SEARCH,
-            Source::Ace(_) => Floors::FILE,
+            Source::Systematic(ref sequences) if sequences.are_all() => Floors::SEARCH,
+            Source::Systematic(_) | Source::Ace(_) => Floors::FILE,
         };
         let SearchReport { runs, states, during_recovery, ref checked, .. } = report.search;
         let mut floors = floors.with(&options.search);

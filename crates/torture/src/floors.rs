@@ -94,7 +94,8 @@ impl Floors {
         snapshot_images: 18,
         planted: 40,
     };
-    /// Of searches of workloads from a file: which kinds of change there are is up to the file.
+    /// Of searches of workloads from a file, and of sequences that begin with a chosen step: these
+    /// say which kinds of change there are.
     pub const FILE: Self = Self {
         promises: Promises {
             names: 0,

@@ -65,6 +65,12 @@ pub(crate) fn checked(
     images: &str,
 ) -> fmt::Result {
     line(formatter, "different images", checked.images, images)?;
+    line(
+        formatter,
+        "of them with snapshots",
+        checked.snapshot_images,
+        "a promise about one is in force",
+    )?;
     line(formatter, "judgements", checked.judgements, "each of another image, or promise")?;
     line(
         formatter,

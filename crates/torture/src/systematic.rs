@@ -523,20 +523,60 @@ pub fn setup() -> Vec<Operation> {
     ]
 }
 
-/// How many sequences of exactly `length` steps there are.
-pub fn count(length: u32) -> u64 {
-    (STEPS.len() as u64).pow(length)
+/// Sequences of one length: all, or those that begin with certain steps. Each has a number.
+#[derive(Clone, Debug)]
+pub struct Sequences {
+    length: u32,
+    /// Places of the first steps in the set.
+    first: Vec<usize>,
 }
 
-/// The steps of a sequence.
-pub fn steps(length: u32, mut number: u64) -> Vec<Step> {
-    (0..length)
-        .map(|_| {
-            let step = STEPS[(number % STEPS.len() as u64) as usize];
-            number /= STEPS.len() as u64;
-            step
-        })
-        .collect()
+impl Sequences {
+    /// All sequences of exactly `length` steps, of which there is at least one.
+    pub fn all(length: u32) -> Self {
+        assert!(length > 0, "a sequence has a step");
+        Self { length, first: (0..STEPS.len()).collect() }
+    }
+
+    /// Those of them whose first step has this name, or, if none has, this in its name.
+    ///
+    /// # Errors
+    /// There is no such step; the text lists all.
+    pub fn beginning_with(self, name: &str) -> Result<Self, String> {
+        let at = |is: &dyn Fn(&str) -> bool| -> Vec<usize> {
+            self.first.iter().copied().filter(|place| is(STEPS[*place].name)).collect()
+        };
+        let named = at(&|step| step == name);
+        let first = if named.is_empty() { at(&|step| step.contains(name)) } else { named };
+        if first.is_empty() {
+            let names: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
+            let names = names.join("\n  ");
+            return Err(format!("no operation has {name:?} in its name; there are:\n  {names}"));
+        }
+        Ok(Self { first, ..self })
+    }
+
+    /// Whether each step of the set may be the first one.
+    pub fn are_all(&self) -> bool {
+        self.first.len() == STEPS.len()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.first.len() as u64 * (STEPS.len() as u64).pow(self.length - 1)
+    }
+
+    /// The steps of the sequence with this number, which is below [`Self::count`].
+    pub fn steps(&self, mut number: u64) -> Vec<Step> {
+        let mut next = |of: usize| {
+            let place = (number % of as u64) as usize;
+            number /= of as u64;
+            place
+        };
+        let first = STEPS[self.first[next(self.first.len())]];
+        let others = (1..self.length).map(|_| STEPS[next(STEPS.len())]);
+        std::iter::once(first).chain(others).collect()
+    }
 }
 
 /// The operations of a sequence, on the tree that `model` holds after `done` operations.

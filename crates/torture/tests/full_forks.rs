@@ -1,6 +1,7 @@
 //! Space and removal with forks: volumes are filled by subvolumes, snapshots of them, and forks of
-//! both. Then all of that is removed in a random order: subvolumes before what has come from them,
-//! too, and also by power failures in the middle. Each time the volume is as empty as it was.
+//! both, and some of the subvolumes are rolled back. Then all of that is removed in a random order:
+//! subvolumes before what has come from them, too, and also by power failures in the middle. Each
+//! time the volume is as empty as it was.
 #[path = "full_snapshots/small.rs"]
 mod small;
 
@@ -31,12 +32,14 @@ fn start(background: bool) -> (Arc<SimulatedDevice>, (u64, u64)) {
     let volume = open(&device, background);
     let root = volume.root();
     let other = volume.create_subvolume(root, b"first", &DIRECTORY).expect("it fits").inode;
-    for (source, name) in [(root, b"fork"), (other, b"copy")] {
-        volume.create_snapshot(source, b"first").expect("it fits");
+    let snapshots = [(root, b"fork"), (other, b"copy")].map(|(source, name)| {
+        let snapshot = volume.create_snapshot(source, b"first").expect("it fits");
         volume.fork(source, root, name).expect("it fits");
-    }
+        snapshot
+    });
+    let old = volume.rollback(root, b"first", snapshots[1].root).expect("it fits").old_name;
     delete_all(&volume).expect("they are not held");
-    for name in [&b"fork"[..], b"copy", b"first"] {
+    for name in [&b"fork"[..], b"copy", b"first", &old] {
         volume.remove_subvolume(root, name).expect("nothing needs it");
     }
     let before = used(&volume, &device);
@@ -72,16 +75,37 @@ fn subvolumes(volume: &Volume) -> Vec<(InodeId, Place)> {
 fn snapshots(volume: &Volume) -> Vec<(u64, Vec<u8>)> {
     let subvolumes = volume.snapshotted_subvolumes().expect("they can be listed");
     let of = |id| volume.snapshots(id).expect("they can be listed").into_iter();
-    subvolumes.into_iter().flat_map(|id| of(id).map(move |info| (id, info.name))).collect()
+    // After a rollback some are shown by several subvolumes.
+    let own = |id| of(id).filter(move |info| info.subvolume == id);
+    subvolumes.into_iter().flat_map(|id| own(id).map(move |info| (id, info.name))).collect()
+}
+
+/// Rolls back some subvolumes, as a full volume permits it; how many.
+fn roll_back_some(volume: &Volume, random: &mut Seeded) -> u64 {
+    let mut count = 0;
+    for (root, place) in subvolumes(volume) {
+        let id = volume.subvolume_of(root).expect("it exists").0;
+        let shown = volume.snapshots(id).expect("they can be listed");
+        let snapshot = any(random, &shown).filter(|_| random.chance(1, 3));
+        let (Some((directory, name)), Some(snapshot)) = (place, snapshot) else { continue };
+        match volume.rollback(directory, &name, snapshot.root) {
+            Ok(_) => count += 1,
+            Err(Error::NoSpace) => {}
+            Err(error) => panic!("rolling back: {error}"),
+        }
+    }
+    count
 }
 
 fn any<T: Clone>(random: &mut Seeded, of: &[T]) -> Option<T> {
     of.get(random.below(of.len().max(1) as u64) as usize).cloned()
 }
 
-/// Fills a volume; a full one may refuse anything.
-fn fill_with_forks(volume: &Volume, random: &mut Seeded) {
-    volume.create_subvolume(volume.root(), b"subvolume", &DIRECTORY).expect("it fits");
+/// Fills a volume; a full one may refuse anything. How many rollbacks there were.
+fn fill_with_forks(volume: &Volume, random: &mut Seeded) -> u64 {
+    let new = volume.create_subvolume(volume.root(), b"subvolume", &DIRECTORY).expect("it fits");
+    volume.create_snapshot(new.inode, b"new").expect("it fits");
+    let mut rollbacks = 0;
     for number in 0..3 + random.below(COPIES - 2) {
         let roots: Vec<InodeId> = subvolumes(volume).into_iter().map(|(root, _)| root).collect();
         for file in 0..random.below(16) {
@@ -112,6 +136,7 @@ fn fill_with_forks(volume: &Volume, random: &mut Seeded) {
             Ok(()) | Err(Error::NoSpace) => {}
             Err(error) => panic!("making a snapshot or fork: {error}"),
         }
+        rollbacks += roll_back_some(volume, random);
         let roots: Vec<InodeId> = subvolumes(volume).into_iter().map(|(root, _)| root).collect();
         change_some(volume, &roots, random);
     }
@@ -119,6 +144,7 @@ fn fill_with_forks(volume: &Volume, random: &mut Seeded) {
     fill(volume, &roots[..1], 99, random);
     let space = volume.space();
     assert!(space.available_blocks < space.total_blocks / 10, "{space:?} is not full");
+    rollbacks + roll_back_some(volume, random)
 }
 
 /// Removes all subvolumes and snapshots in a random order. What nothing needs may not be refused,
@@ -167,9 +193,10 @@ fn remove_all(volume: &Volume, device: &SimulatedDevice, random: &mut Seeded) {
 fn fills_and_removes(background: bool) {
     let mut random = Seeded::new(seed_from_environment());
     let (device, before) = start(background);
+    let mut rollbacks = 0;
     for round in 0..ROUNDS {
         let mut volume = open(&device, background);
-        fill_with_forks(&volume, &mut random);
+        rollbacks += fill_with_forks(&volume, &mut random);
         for _ in 0..random.below(3) {
             volume.close().expect("it closes");
             expect_clean(&*device).unwrap_or_else(|error| panic!("round {round}: {error}"));
@@ -182,6 +209,8 @@ fn fills_and_removes(background: bool) {
         let counts = counts(&*device).unwrap_or_else(|error| panic!("round {round}: {error}"));
         assert_eq!((counts.snapshots, counts.cleanups, counts.dead_runs), (0, 0, 0));
     }
+    eprintln!("{rollbacks} rollbacks");
+    assert!(rollbacks > 0, "nothing was rolled back");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! A small volume on a real mount, filled through write(2), through mappings and by a program, with
-//! both ways to cache writes.
+//! A small volume on a real mount, filled through write(2), through mappings and by a program, over
+//! both transports, with both ways to cache writes.
 //!
 //! Required: all that could not be stored is reported by write, fsync, msync or close; only a lack
 //! of space is. What an fsync or msync without an error covered, and what a program wrote that
@@ -8,14 +8,15 @@
 //! always work, and in the end fsck finds nothing.
 //!
 //! The server is a process of its own: this program again, as its test `serve`. It is unmounted in
-//! each case, also when a test fails. `CAIRN_MOUNT_TESTS` as in `cairn_harness::mounts`.
+//! each case, also when a test fails. `CAIRN_MOUNT_TESTS` and `CAIRN_TEST_TRANSPORT` as in
+//! `cairn_harness::mounts`.
 #![cfg(not(feature = "shuttle"))]
 use cairn_blockdev::{FileDevice, OpenMode};
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Volume, VolumeOptions};
 use cairn_environment::clock;
 use cairn_environment::random::Seeded;
-use cairn_fuse::{MountOptions, mount};
+use cairn_fuse::{MountOptions, Transport, mount};
 use cairn_harness::mounts;
 use cairn_harness::process::output_of;
 use cairn_harness::server::ServerProcess;
@@ -41,8 +42,12 @@ const FILE_BYTES_MAX: u64 = 2 << 20;
 const ROUNDS: u32 = 3;
 const STEPS: u32 = 60;
 /// What the server is told, and that it is one.
-const SERVER_VARIABLES: [&str; 3] =
-    ["CAIRN_FULL_MOUNT_IMAGE", "CAIRN_FULL_MOUNT_POINT", "CAIRN_FULL_MOUNT_WRITEBACK"];
+const SERVER_VARIABLES: [&str; 4] = [
+    "CAIRN_FULL_MOUNT_IMAGE",
+    "CAIRN_FULL_MOUNT_POINT",
+    "CAIRN_FULL_MOUNT_TRANSPORT",
+    "CAIRN_FULL_MOUNT_WRITEBACK",
+];
 const MOUNT_TIME_MAX: Duration = Duration::from_secs(60);
 const END_TIME_MAX: Duration = Duration::from_secs(120);
 const UNMOUNTS_MAX: u32 = 1000;
@@ -50,15 +55,23 @@ const UNMOUNTS_MAX: u32 = 1000;
 /// The server of the other tests; without its variables it has nothing to do.
 #[test]
 fn serve() {
-    let [Ok(image), Ok(point), Ok(writeback)] = SERVER_VARIABLES.map(env::var) else { return };
+    let [Ok(image), Ok(point), Ok(transport), Ok(writeback)] = SERVER_VARIABLES.map(env::var)
+    else {
+        return;
+    };
     let device = FileDevice::open(Path::new(&image), OpenMode::ReadWrite).expect("an image");
     let volume = Volume::open(Arc::new(device), VolumeOptions::default()).expect("a volume");
-    let options = MountOptions { writeback: writeback == "on", ..MountOptions::default() };
+    let transport = if transport == "uring" { Transport::Ring } else { Transport::Device };
+    let options =
+        MountOptions { transport, writeback: writeback == "on", ..MountOptions::default() };
     mount(volume, Path::new(&image), Path::new(&point), &options)
         .expect("it can be mounted")
         .run()
         .expect("it ends in order");
 }
+
+/// The transport, and whether the kernel's writeback cache is used.
+type Mode = (&'static str, bool);
 
 /// A mount that ends with this.
 struct Mounted<'f> {
@@ -71,11 +84,12 @@ fn image(folder: &WorkFolder) -> PathBuf {
 }
 
 impl<'f> Mounted<'f> {
-    fn new(folder: &'f WorkFolder, writeback: bool) -> Self {
+    fn new(folder: &'f WorkFolder, (transport, writeback): Mode) -> Self {
         let point = folder.path().join("mount");
         let mut command = Command::new(env::current_exe().expect("this program"));
         command.args(["serve", "--exact", "--nocapture"]);
-        let values = [image(folder), point.clone(), if writeback { "on" } else { "off" }.into()];
+        let writeback = if writeback { "on" } else { "off" };
+        let values = [image(folder), point.clone(), transport.into(), writeback.into()];
         SERVER_VARIABLES.iter().zip(values).for_each(|(name, value)| {
             command.env(name, value);
         });
@@ -338,9 +352,15 @@ fn expect_files(mounted: &Mounted<'_>, files: &mut BTreeMap<String, Blocks>) {
 }
 
 fn check(writeback: bool) {
-    if !mounts::tests_can_mount() {
-        return;
+    if mounts::tests_can_mount() {
+        mounts::transports_of_tests()
+            .into_iter()
+            .for_each(|transport| check_mode((transport, writeback)));
     }
+}
+
+fn check_mode(mode: Mode) {
+    let writeback = mode.1;
     let mut random = Seeded::new(seed_from_environment());
     let folder = WorkFolder::new(&env::temp_dir(), "cairn-full-mount").expect("a folder");
     fs::create_dir(folder.path().join("mount")).expect("a folder");
@@ -350,7 +370,7 @@ fn check(writeback: bool) {
     drop(device);
     let (mut files, mut made, mut reported) = (BTreeMap::new(), 0, Reported::new());
     for _ in 0..ROUNDS {
-        let mounted = Mounted::new(&folder, writeback);
+        let mounted = Mounted::new(&folder, mode);
         let mut run = Run {
             mounted: &mounted,
             writeback,
@@ -362,13 +382,16 @@ fn check(writeback: bool) {
         run.fill();
         (0..STEPS).for_each(|_| run.step());
         mounted.unmount();
-        let mounted = Mounted::new(&folder, writeback);
+        let mounted = Mounted::new(&folder, mode);
         expect_files(&mounted, &mut files);
         mounted.unmount();
         let device = FileDevice::open(&image(&folder), OpenMode::ReadOnly).expect("an image");
         expect_clean(&device).unwrap_or_else(|error| panic!("{error}"));
     }
-    eprintln!("counted: writeback {writeback}, {} files, reported: {reported:?}", files.len());
+    eprintln!(
+        "counted: (transport, writeback) {mode:?}, {} files, reported: {reported:?}",
+        files.len()
+    );
     let by = |calls: &[&str]| calls.iter().filter_map(|call| reported.get(call)).sum::<u64>();
     assert!(
         by(&["write", "fsync"]) >= 5 && by(&["msync", "ftruncate"]) >= 2 && by(&["dd"]) >= 2,

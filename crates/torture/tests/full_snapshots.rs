@@ -11,6 +11,7 @@ mod small;
 use cairn_blockdev::SimulatedDevice;
 use cairn_engine::{Error, InodeId, Volume};
 use cairn_environment::random::Seeded;
+use cairn_environment::thread;
 use cairn_torture::cleanups::{counts, delete_all};
 use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, fill, format};
@@ -104,27 +105,59 @@ fn alone(volume: &Volume, subvolume: u64) -> BTreeMap<u64, u64> {
     usage.into_iter().map(|one| (one.generation, one.unique_blocks)).collect()
 }
 
-/// Deletes all snapshots in a random order. Each deletion works, and gives back what that snapshot
-/// alone has.
-fn delete_each(volume: &Volume, device: &SimulatedDevice, random: &mut Seeded) {
+/// Deletes all snapshots in a random order, some of them at once, while files change in between:
+/// what died meanwhile enters lists that deletions before have read. Each deletion works, and gives
+/// back what only the deleted snapshots have.
+fn delete_each(volume: &Volume, roots: &[InodeId], device: &SimulatedDevice, random: &mut Seeded) {
     let mut left = all_snapshots(volume);
     while !left.is_empty() {
-        let (subvolume, name) = left.swap_remove(random.below(left.len() as u64) as usize);
-        let info = volume.snapshot_named(subvolume, &name).expect("it is listed");
-        if info.is_held {
-            let refused = volume.delete_snapshot(subvolume, &name);
-            assert!(matches!(refused, Err(Error::Busy)), "{refused:?}");
-            volume.hold_snapshot(subvolume, &name, false).expect("releasing needs no space");
+        let mut chosen = Vec::new();
+        for _ in 0..(1 + random.below(3)).min(left.len() as u64) {
+            chosen.push(left.swap_remove(random.below(left.len() as u64) as usize));
+        }
+        let mut generations = Vec::new();
+        for (subvolume, name) in &chosen {
+            let info = volume.snapshot_named(*subvolume, name).expect("it is listed");
+            generations.push((*subvolume, info.generation));
+            if info.is_held {
+                let refused = volume.delete_snapshot(*subvolume, name);
+                assert!(matches!(refused, Err(Error::Busy)), "{refused:?}");
+                volume.hold_snapshot(*subvolume, name, false).expect("releasing needs no space");
+            }
         }
         let before = used(volume, device).0;
-        let alone = alone(volume, subvolume)[&info.generation];
-        volume.delete_snapshot(subvolume, &name).expect("deleting works on a full volume");
+        let alone = |(subvolume, generation): &(u64, u64)| alone(volume, *subvolume)[generation];
+        let alone: u64 = generations.iter().map(alone).sum();
+        delete_at_once(volume, &chosen);
         let after = used(volume, device).0;
         assert!(
             after + alone <= before,
-            "{before} blocks were in use, {alone} of them only by {info:?}, and then {after}"
+            "{before} blocks were in use, {alone} of them only by {chosen:?}, and then {after}"
         );
+        change_some(volume, roots, random);
     }
+}
+
+/// Deletes these snapshots by as many threads, each of which tries all, from another one on.
+fn delete_at_once(volume: &Volume, chosen: &[(u64, Vec<u8>)]) {
+    let delete = |first: usize| {
+        let (volume, mut chosen) = (volume.clone(), chosen.to_vec());
+        chosen.rotate_left(first);
+        thread::spawn("deleting", move || {
+            let delete = |(subvolume, name): &(u64, Vec<u8>)| {
+                match volume.delete_snapshot(*subvolume, name) {
+                    Ok(()) => true,
+                    // Another thread was earlier.
+                    Err(Error::NotFound) => false,
+                    Err(error) => panic!("deleting works on a full volume: {error}"),
+                }
+            };
+            chosen.iter().filter(|one| delete(one)).count()
+        })
+    };
+    let threads: Vec<_> = (0..chosen.len()).map(delete).collect();
+    let deleted = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+    assert_eq!(deleted.sum::<usize>(), chosen.len(), "each is deleted once");
 }
 
 /// Removes all that was made on a volume; nothing may be refused.
@@ -148,7 +181,7 @@ fn fills_and_deletes(background: bool) {
         }
         let (volume, roots) = if random.chance(1, 2) {
             let (volume, roots) = open_again(volume, &device, background);
-            delete_each(&volume, &device, &mut random);
+            delete_each(&volume, &roots, &device, &mut random);
             (volume, roots)
         } else {
             delete_all(&volume).expect("deleting works on a full volume");
@@ -188,7 +221,7 @@ fn a_deletion_that_was_interrupted_gives_all_back() {
     }
     volume.sync().expect("what write accepted has its space");
     device.start_recording();
-    delete_each(&volume, &device, &mut random);
+    delete_each(&volume, &roots, &device, &mut random);
     volume.close().expect("it closes");
     let mut explorer = device.explorer();
     let (events, mut interrupted) = (explorer.history_len(), 0);

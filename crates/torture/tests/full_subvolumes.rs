@@ -1,6 +1,7 @@
 //! Space and removal with subvolumes: volumes are filled in subvolumes, in nested ones too, and
 //! these are removed with what is in them, also by power failures and mounts that end in the middle
-//! of that. Afterwards the volume is as empty as it was, each time.
+//! of that. Afterwards the volume is as empty as it was, each time. A fork keeps its content,
+//! whatever is truncated in what it comes from, and also if that is removed.
 use cairn_blockdev::simulated::EventInfo;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{
@@ -22,6 +23,8 @@ const VOLUME_BYTES: u64 = 24 << 20;
 const ROUNDS: u32 = 6;
 /// Extents of a file that is truncated.
 const EXTENTS: u64 = 1500;
+/// Files of a subvolume that has a fork.
+const FORKED_FILES: u8 = 20;
 /// Files of a subvolume in which several threads work.
 const FILES: u32 = 400;
 /// Looks at what is done in the background, with a pause before each; only a volume that never
@@ -293,6 +296,72 @@ fn users_of_a_removed_subvolume_are_told_and_leave_nothing() {
     expect_clean(&*device).expect("nothing is wrong");
 }
 
+fn content(volume: &Volume, file: InodeId) -> Vec<u8> {
+    let (size, mut bytes) = (volume.attributes(file).expect("it exists").size_bytes, Vec::new());
+    volume.read(file, 0, size as usize, &mut bytes).expect("it can be read");
+    bytes
+}
+
+/// The fork has these files with this content.
+fn expect_in_fork(device: &Arc<SimulatedDevice>, files: &[(Vec<u8>, Vec<u8>)]) {
+    let options = VolumeOptions { read_only: true, background: false, ..VolumeOptions::default() };
+    let volume = Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options);
+    let volume = volume.expect("it opens");
+    let fork = volume.lookup(volume.root(), b"fork").expect("it exists").inode;
+    for (name, bytes) in files {
+        let file = volume.lookup(fork, name).expect("it exists").inode;
+        let is_same = content(&volume, file) == *bytes;
+        assert!(is_same, "in the fork {} has changed", String::from_utf8_lossy(name));
+    }
+}
+
+/// The power fails at points of the removal of a subvolume that has a fork.
+#[test]
+fn a_removal_leaves_the_content_of_a_fork() {
+    let mut random = Seeded::new(seed_from_environment());
+    let (device, _) = start(false);
+    let volume = open(&device, false);
+    let root = volume.root();
+    let source = volume.create_subvolume(root, b"source", &DIRECTORY).expect("it fits").inode;
+    let mut files = Vec::new();
+    for number in 0..FORKED_FILES {
+        let name = format!("file {number}").into_bytes();
+        let bytes = vec![number + 1; 1 + random.below(200_000) as usize];
+        let file = volume.create(source, &name, &NEW_FILE).expect("it fits").inode;
+        volume.write(file, 0, &bytes).expect("it fits");
+        files.push((name, bytes));
+    }
+    volume.fork(source, root, b"fork").expect("it fits");
+    for (name, _) in &files {
+        let file = volume.lookup(source, name).expect("it exists").inode;
+        volume.write(file, 100, &[0; 10_000]).expect("it fits");
+    }
+    volume.sync().expect("it works");
+    device.start_recording();
+    volume.remove_subvolume(root, b"source").expect("its fork does not need its name");
+    used(&volume);
+    volume.close().expect("it closes");
+    let mut explorer = device.explorer();
+    let (mut there, mut interrupted) = (0, 0);
+    loop {
+        let state = Arc::new(explorer.state(&mut random));
+        let when = format!("after {} events", explorer.position());
+        expect_clean(&*state).unwrap_or_else(|error| panic!("{when}: {error}"));
+        let volume = open(&state, random.chance(1, 2));
+        interrupted += u32::from(is_removing(&volume));
+        there += u32::from(volume.lookup(root, b"source").is_ok());
+        used(&volume);
+        volume.close().expect("it closes");
+        expect_clean(&*state).unwrap_or_else(|error| panic!("{when}, closed: {error}"));
+        expect_in_fork(&state, &files);
+        if !explorer.advance() {
+            break;
+        }
+    }
+    eprintln!("{there} states have the subvolume, {interrupted} a removal that was interrupted");
+    assert!(there > 0, "no state is from before the removal");
+}
+
 /// A truncation of many extents in a subvolume takes several transactions. After a power failure
 /// between them it goes on once the subvolume is used.
 #[test]
@@ -314,6 +383,8 @@ fn a_truncation_that_was_interrupted_in_a_subvolume_goes_on() {
     }
     volume.sync().expect("it works");
     volume.commit().expect("it works");
+    volume.fork(inner, volume.root(), b"fork").expect("it fits");
+    let whole = content(&volume, file);
     device.start_recording();
     let change = AttributeChange { size: Some(100), ..AttributeChange::default() };
     volume.set_attributes(file, &change).expect("it is a file");
@@ -329,6 +400,7 @@ fn a_truncation_that_was_interrupted_in_a_subvolume_goes_on() {
             interrupted += u32::from(report.statistics.orphans > 0);
             finish_orphans(&|| Ok(Arc::clone(&state) as Arc<dyn BlockDevice>))
                 .unwrap_or_else(|error| panic!("after {} events: {error}", explorer.position()));
+            expect_in_fork(&state, &[(b"file".to_vec(), whole.clone())]);
         }
         if !explorer.advance() {
             break;

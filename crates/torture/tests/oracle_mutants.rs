@@ -10,6 +10,7 @@ use cairn_torture::medium::Medium;
 use cairn_torture::sabotage::Sabotage;
 use cairn_torture::seed_from_environment;
 use cairn_torture::share::Share;
+use cairn_torture::systematic::Sequences;
 use std::sync::Arc;
 
 /// What fails in a run with a sabotaged oracle.
@@ -82,7 +83,7 @@ fn search(sabotage: Sabotage) -> CampaignReport {
     let mut options = CampaignOptions { sabotage, ..CampaignOptions::new(seed_from_environment()) };
     options.findings_max = usize::MAX;
     let stop = Arc::new(AtomicBool::new(false));
-    let report = run(Source::Systematic(1), &options, &stop, &mut |_, _, _| {})
+    let report = run(Source::Systematic(Sequences::all(1)), &options, &stop, &mut |_, _, _| {})
         .unwrap_or_else(|error| panic!("{error}"));
     eprintln!("{sabotage:?}: {:?}", report.search);
     report

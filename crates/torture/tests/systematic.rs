@@ -7,6 +7,7 @@
 use cairn_environment::atomic::AtomicBool;
 use cairn_torture::ace::AceFile;
 use cairn_torture::campaign::{CampaignOptions, CampaignReport, Source, run};
+use cairn_torture::systematic::{STEPS, Sequences};
 use cairn_torture::{number_from_environment, seed_from_environment};
 use std::sync::Arc;
 
@@ -34,6 +35,10 @@ fn campaign(source: Source, options: &CampaignOptions) -> CampaignReport {
     report
 }
 
+fn systematic(length: u32) -> Source {
+    Source::Systematic(Sequences::all(length))
+}
+
 fn sampled(seed: u64) -> CampaignOptions {
     CampaignOptions {
         sample: Some(number_from_environment("CAIRN_SYSTEMATIC").unwrap_or(40)),
@@ -43,8 +48,8 @@ fn sampled(seed: u64) -> CampaignOptions {
 
 #[test]
 fn sequences_of_one_step() {
-    let report = campaign(Source::Systematic(1), &CampaignOptions::new(seed_from_environment()));
-    assert_eq!(report.workloads, cairn_torture::systematic::STEPS.len() as u64);
+    let report = campaign(systematic(1), &CampaignOptions::new(seed_from_environment()));
+    assert_eq!(report.workloads, STEPS.len() as u64);
     // Each image that was read, a second reader read too.
     let search = &report.search;
     assert_eq!(search.compared, search.checked.images + search.during_recovery);
@@ -60,19 +65,26 @@ fn sequences_of_one_step() {
 
 #[test]
 fn sequences_of_two_steps() {
-    campaign(Source::Systematic(2), &sampled(seed_from_environment()));
+    campaign(systematic(2), &sampled(seed_from_environment()));
 }
 
 #[test]
 fn sequences_of_three_steps() {
-    campaign(Source::Systematic(3), &sampled(seed_from_environment()));
+    campaign(systematic(3), &sampled(seed_from_environment()));
+}
+
+#[test]
+fn sequences_that_begin_with_a_snapshot() {
+    let sequences = Sequences::all(2).beginning_with("snapshot the root").expect("there is one");
+    let search = campaign(Source::Systematic(sequences), &sampled(seed_from_environment())).search;
+    assert!(search.checked.snapshot_images > 0, "no image had a promised snapshot: {search:?}");
 }
 
 #[test]
 fn boundaries_alone() {
     let mut options = CampaignOptions::new(seed_from_environment());
     options.search.boundaries_only = true;
-    let search = campaign(Source::Systematic(1), &options).search;
+    let search = campaign(systematic(1), &options).search;
     assert!((search.points + 1..=2 * search.points).contains(&search.states), "{search:?}");
     assert!(search.replayed > 0 && search.recovered > 0);
 }

@@ -55,7 +55,7 @@ const KINDS: [(&str, &str); 7] = [
     ("removed in fork", "removed_in_fork"),
 ];
 
-fn conflicts(mounted: &Mounted, arguments: &[&str]) -> Vec<Value> {
+pub fn conflicts(mounted: &Mounted, arguments: &[&str]) -> Vec<Value> {
     let told = mounted.exits_with(1, &[&["apply", "--json", "dir/fork"], arguments].concat());
     let told: Value = serde_json::from_str(&told).unwrap();
     assert_eq!(

@@ -34,16 +34,7 @@ impl Mounted {
     /// Runs `test` on a mount of a new volume of 128 MiB for each transport that this machine has;
     /// `options` begin with a comma. `CAIRN_TEST_TRANSPORT` leaves one.
     pub fn on_each_transport(options: &str, test: impl Fn(&Self)) {
-        for transport in ["dev", "uring"] {
-            if std::env::var("CAIRN_TEST_TRANSPORT").is_ok_and(|only| only != transport) {
-                continue;
-            }
-            let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-            let has_rings = switch.is_ok_and(|switch| switch.trim() == "Y");
-            if transport == "uring" && !(has_rings && rustix::process::geteuid().is_root()) {
-                eprintln!("left out: no io_uring for FUSE");
-                continue;
-            }
+        for transport in mounts::transports_of_tests() {
             let Some(mounted) = Self::new() else { return };
             mounted.succeeds(&["mkfs", "--size", "128M", "image"]);
             let options = format!("transport={transport}{options}");

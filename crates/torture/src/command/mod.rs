@@ -13,6 +13,7 @@ use crate::medium::Medium;
 use crate::run_report::RunReport;
 use crate::runs::{self, fuzz};
 use crate::search::SearchOptions;
+use crate::systematic::Sequences;
 use cairn_environment::random;
 use cairn_harness::{Interrupt, console, duration};
 use clap::builder::RangedU64ValueParser;
@@ -100,6 +101,10 @@ struct Systematic {
     /// Operations in each sequence.
     #[arg(long, value_name = "1-3", value_parser = clap::value_parser!(u32).range(1..=3))]
     length: u32,
+    /// Only sequences that begin with this operation, or with one that has this in its name; a
+    /// wrong name lists all.
+    #[arg(long, value_name = "OPERATION")]
+    first: Option<String>,
     #[command(flatten)]
     selection: Selection,
     #[command(flatten)]
@@ -286,9 +291,20 @@ impl Amount {
 impl Systematic {
     fn run(&self) -> anyhow::Result<ExitCode> {
         let interrupt = Interrupt::by_signals_with_notice()?;
-        let command = format!("systematic --length {}", self.length);
-        let source = Source::Systematic(self.length);
-        run_campaign(source, &command, &self.selection, &self.common, &interrupt)
+        let mut command = format!("systematic --length {}", self.length);
+        let mut sequences = Sequences::all(self.length);
+        if let Some(name) = &self.first {
+            sequences = sequences.beginning_with(name).map_err(anyhow::Error::msg)?;
+            // No name of an operation has a quotation mark.
+            command.push_str(&format!(" --first '{name}'"));
+        }
+        run_campaign(
+            Source::Systematic(sequences),
+            &command,
+            &self.selection,
+            &self.common,
+            &interrupt,
+        )
     }
 }
 

@@ -68,6 +68,8 @@ pub struct Lineage {
     subvolumes: Vec<Subvolume>,
     snapshots: Vec<Snapshot>,
     kept: Kept,
+    /// The first rollback has happened: random steps alone do it seldom.
+    has_rolled_back: bool,
     /// Acknowledgements so far.
     syncs: u64,
 }
@@ -124,6 +126,7 @@ impl Lineage {
             subvolumes: Vec::new(),
             snapshots: Vec::new(),
             kept: Kept::default(),
+            has_rolled_back: false,
             syncs: 0,
         }
     }
@@ -377,6 +380,15 @@ impl Lineage {
         let snapshot = self.any(&shown);
         let number = self.subvolumes[at].number;
         let own = self.any(&self.shown(Some(number)));
+        if !self.has_rolled_back {
+            let Some(snapshot) = own else {
+                self.write(folder, at, journal)?;
+                return self.snapshot(folder, at, journal);
+            };
+            self.roll_back(folder, (at, snapshot), journal)?;
+            self.has_rolled_back = true;
+            return Ok(());
+        }
         match self.random.below(20) {
             0 | 1 if shown.len() < SNAPSHOTS_MAX => self.snapshot(folder, at, journal),
             2 if live.len() < SUBVOLUMES_MAX => self.fork(folder, journal),

@@ -2,14 +2,15 @@
 //! `cairn torture kill9`, with SIGKILL, and `cairn torture shutdown`, with `cairn shutdown`.
 //!
 //! One round: mount; the workers change files and directories in their ways, each in its own
-//! folder, and remember what was acknowledged, while snapshots and forks of all of it are made; at
-//! a random moment the server is killed or its volume is shut down. Then: the mount is taken away,
-//! `fsck` must accept the image with its log not yet replayed, the volume is mounted again
-//! (sometimes that server is killed too, during recovery), each worker compares what it finds with
-//! what it remembers, also in snapshots, and after an orderly unmount `fsck --data` must find
-//! nothing.
+//! folder, and remember what was acknowledged, while snapshots and forks of all of it are made, and
+//! a schedule makes snapshots of a subvolume; at a random moment the server is killed or its volume
+//! is shut down. Then: the mount is taken away, `fsck` must accept the image with its log not yet
+//! replayed, the volume is mounted again (sometimes that server is killed too, during recovery),
+//! each worker compares what it finds with what it remembers, also in snapshots, and after an
+//! orderly unmount `fsck --data` must find nothing.
 use super::gate::Gate;
 use super::pattern;
+use super::scheduled::Scheduled;
 use super::server::{Server, full_text};
 use super::session::{self, Halt, Length, Mounts, Plan, Session, SessionOptions, SessionReport};
 use super::whole::Whole;
@@ -18,8 +19,9 @@ use crate::run_report::{RunReport, times};
 use cairn_environment::random::Seeded;
 use cairn_environment::{clock, thread};
 use cairn_harness::server::ServerProcess;
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How a run loads and stops its mounts.
@@ -90,6 +92,7 @@ fn run_rounds(
     let mut random = Seeded::new(session.seed);
     let mut workers = workers(session.seed);
     let mut whole = Whole::new(pattern::identity(session.seed, 0));
+    let mut scheduled = make_scheduled(&server).map_err(Halt::Found)?;
     let mut kills_in_recovery = 0;
     for round in 1..=load.rounds {
         let load_ms_max = if random.chance(1, 8) { load.load_ms_max } else { load.load_ms_max / 8 };
@@ -99,9 +102,11 @@ fn run_rounds(
         let begin = clock::now_monotonic();
         let within = |problem: Problem| Halt::Found(problem).within(&format!("round {round}"));
         let load_time = Duration::from_millis(load_ms);
-        (workers, whole) =
-            load_and_stop(session, &server, (workers, whole), load_time, stop).map_err(within)?;
+        (workers, whole, scheduled) =
+            load_and_stop(session, &server, (workers, whole, scheduled), load_time, stop)
+                .map_err(within)?;
         recover(&server, recovery_kills, &mut random, || {
+            scheduled.check(server.mountpoint())?;
             whole.check(server.mountpoint())?;
             check_workers(&server, &mut workers)
         })
@@ -114,7 +119,7 @@ fn run_rounds(
         let what =
             if acknowledgements > 0 { "by fsync, and all of it was there" } else { "by fsync" };
         session.set("acknowledgements", acknowledgements, what);
-        for (name, count, what, _) in promises(&workers, &whole) {
+        for (name, count, what, _) in promises(&workers, &whole, &scheduled) {
             session.set(name, count, what);
         }
         let again = if recovery_kills > 0 {
@@ -135,7 +140,7 @@ fn run_rounds(
             return Err(Halt::Interrupted);
         }
     }
-    for (name, count, _, rounds) in promises(&workers, &whole) {
+    for (name, count, _, rounds) in promises(&workers, &whole, &scheduled) {
         let least = load.rounds / rounds;
         if count < least {
             let name = name.replace('_', " ");
@@ -148,46 +153,72 @@ fn run_rounds(
 
 /// Promises of snapshots and forks that were in force, with what they are, and in how many rounds
 /// there must be one: a run with less has looked at nothing.
-fn promises(workers: &[Named], whole: &Whole) -> [(&'static str, u64, &'static str, u64); 6] {
+fn promises(
+    workers: &[Named],
+    whole: &Whole,
+    scheduled: &Scheduled,
+) -> [(&'static str, u64, &'static str, u64); 7] {
     let mut kept = whole.kept();
     workers.iter().for_each(|(_, worker)| kept += worker.kept());
     let Kept { snapshots, forks, rollbacks, deletions } = kept;
     [
         ("snapshots", snapshots, "acknowledged, there, and as they were made; at each check", 5),
         ("forks", forks, "acknowledged, and there; at each check", 10),
-        ("rollbacks", rollbacks, "acknowledged, and what was before is there; at each check", 30),
+        ("rollbacks", rollbacks, "acknowledged, and what was before is there; at each check", 10),
         ("deletions", deletions, "of snapshots and forks, acknowledged, and gone", 20),
         ("judged", whole.judged(), "snapshots and forks of all files, by all workers", 10),
         ("same_hash", whole.same(), "looks at one that showed what the look before had", 10),
+        ("scheduled", scheduled.seen(), "looks at snapshots of a schedule, after a stop", 2),
     ]
+}
+
+fn make_scheduled(server: &Server) -> Result<Scheduled, Problem> {
+    let mut running = server.start(&[])?;
+    let scheduled = Scheduled::new(server.mountpoint())?;
+    server.unmount(&mut running)?;
+    Ok(scheduled)
 }
 
 fn load_and_stop(
     session: &Session,
     server: &Server,
-    (workers, mut whole): (Vec<Named>, Whole),
+    (workers, mut whole, mut scheduled): (Vec<Named>, Whole, Scheduled),
     load: Duration,
     how: Stop,
-) -> Result<(Vec<Named>, Whole), Problem> {
+) -> Result<(Vec<Named>, Whole, Scheduled), Problem> {
     let mut running = server.start(&[])?;
     let gate = Gate::new(&workers);
     let (stop, threads) = start_workers(server, workers, &gate);
+    // An error is one only before the stop.
+    let told = |stopped: &AtomicBool, result: io::Result<()>| {
+        let expected = stopped.load(Ordering::SeqCst);
+        result.or_else(|error| if expected { Ok(()) } else { Err(error.to_string()) })
+    };
     let (root, stopped) = (server.mountpoint().to_owned(), Arc::clone(&stop));
     let making = thread::spawn("snapshots", move || {
         let result = whole.work(&root, &stopped, &gate);
-        let expected = stopped.load(Ordering::SeqCst);
-        (whole, result.or_else(|error| if expected { Ok(()) } else { Err(error.to_string()) }))
+        (whole, told(&stopped, result))
+    });
+    let (root, stopped) = (server.mountpoint().to_owned(), Arc::clone(&stop));
+    let changing = thread::spawn("scheduled", move || {
+        let result = scheduled.work(&root, &stopped);
+        (scheduled, told(&stopped, result))
     });
     // A worker that has ended met an error.
-    let is_over = || making.is_finished() || threads.iter().any(thread::JoinHandle::is_finished);
+    let is_over = || {
+        let workers_are = threads.iter().any(thread::JoinHandle::is_finished);
+        workers_are || making.is_finished() || changing.is_finished()
+    };
     session.sleep_while(load, || !is_over());
     stop.store(true, Ordering::SeqCst);
     let stopped = how.stop(server, &mut running);
     let (workers, result) = join_workers(threads)?;
     let (whole, made) = making.join().map_err(|_| "the maker of snapshots panicked".to_owned())?;
-    stopped.and(result).and(made)?;
+    let (scheduled, changed) =
+        changing.join().map_err(|_| "the writer with a schedule panicked".to_owned())?;
+    stopped.and(result).and(made).and(changed)?;
     how.take_away(server, &mut running)?;
-    Ok((workers, whole))
+    Ok((workers, whole, scheduled))
 }
 
 impl Stop {

@@ -11,6 +11,7 @@
 //!   `lineage`, `overwrite`, `replace`, `reshape`, `tree`), by means of `pattern`, `possible`,
 //!   `memory`, [`mapping`] and [`asynchronous`].
 //! - `whole` makes snapshots and forks of all that they do; a `gate` says what these may show.
+//! - `scheduled` is a subvolume with a schedule of snapshots.
 //! - A `machine` is a virtual one; its `journal` and its disk's `write_log` show what was on the
 //!   disk when.
 mod append;
@@ -32,6 +33,7 @@ mod pattern;
 mod possible;
 mod replace;
 mod reshape;
+mod scheduled;
 mod server;
 pub mod session;
 pub mod soak;

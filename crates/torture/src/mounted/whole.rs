@@ -214,7 +214,7 @@ impl Whole {
 }
 
 /// All that is below `path`, and its attributes.
-fn hash_below(path: &Path, hasher: &mut DefaultHasher) -> io::Result<()> {
+pub(super) fn hash_below(path: &Path, hasher: &mut DefaultHasher) -> io::Result<()> {
     let metadata = fs::symlink_metadata(path)?;
     (metadata.mode(), metadata.uid(), metadata.gid(), metadata.nlink()).hash(hasher);
     (metadata.size(), metadata.mtime(), metadata.mtime_nsec(), metadata.blocks()).hash(hasher);
