@@ -1,0 +1,97 @@
+//! What is known of the names of snapshots, while snapshots are made and deleted and others look.
+use crate::store::trees::snapshot_names::{Named, SnapshotNames};
+use cairn_environment::Rank;
+use cairn_environment::lock::Mutex;
+use cairn_environment::simulation::schedules;
+use cairn_environment::thread;
+use cairn_format::{Generation, TreeId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const ID: TreeId = TreeId(300);
+const NAMES: [&[u8]; 2] = [b"one", b"two"];
+
+/// The snapshots of a subvolume, as the tree of subvolumes has them.
+struct Records {
+    names: SnapshotNames,
+    items: Mutex<BTreeMap<Generation, &'static [u8]>>,
+    /// Of the tree: changes come one after the other.
+    lock: Mutex<()>,
+}
+
+impl Records {
+    fn make(&self, made: u64, name: &'static [u8]) {
+        let made = Generation(made);
+        let _lock = self.lock.lock();
+        let make = || {
+            self.items.lock().insert(made, name);
+            Ok(())
+        };
+        self.names
+            .while_making(Named { subvolume: ID, made, name }, make)
+            .expect("it does not fail");
+        assert_eq!(self.find(name), [made], "not found when it is made");
+    }
+
+    fn delete(&self, made: u64, name: &'static [u8]) {
+        let made = Generation(made);
+        let _lock = self.lock.lock();
+        let delete = || {
+            self.items.lock().remove(&made);
+            Ok(())
+        };
+        let snapshot = Named { subvolume: ID, made, name };
+        self.names.while_deleting(snapshot, delete).expect("it does not fail");
+        assert!(self.find(name).is_empty(), "found when it is deleted");
+    }
+
+    /// As a path is looked up: all names are read, item by item, if they are not known.
+    fn find(&self, name: &[u8]) -> Vec<Generation> {
+        let found = self.names.of(ID, name).unwrap_or_else(|| {
+            let (reading, mut names, mut from) = (self.names.begin(), Vec::new(), Generation(0));
+            loop {
+                let next =
+                    self.items.lock().range(from..).next().map(|(made, name)| (*made, *name));
+                let Some((made, name)) = next else { break };
+                names.push((made, name.to_vec()));
+                from = made.next();
+            }
+            self.names.end(&reading, ID, &names);
+            names.into_iter().filter(|(_, of)| of == name).map(|(made, _)| made).collect()
+        });
+        let items = self.items.lock();
+        found.into_iter().filter(|made| items.get(made) == Some(&name)).collect()
+    }
+}
+
+#[test]
+fn what_is_known_of_names_is_all_there_is() {
+    shuttle::check_random(
+        || {
+            let records = Arc::new(Records {
+                names: SnapshotNames::new([0; 16]),
+                items: Mutex::new(Rank::LEAF, BTreeMap::new()),
+                lock: Mutex::new(Rank::SUBVOLUMES, ()),
+            });
+            records.make(1, NAMES[0]);
+            let mut threads: Vec<_> = (0..2)
+                .map(|_| {
+                    let records = Arc::clone(&records);
+                    let look = move || NAMES.iter().for_each(|name| drop(records.find(name)));
+                    thread::spawn("reader", look)
+                })
+                .collect();
+            let maker = Arc::clone(&records);
+            threads.push(thread::spawn("maker", move || maker.make(2, NAMES[1])));
+            records.delete(1, NAMES[0]);
+            records.make(3, NAMES[0]);
+            threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+            for (made, name) in [(3, NAMES[0]), (2, NAMES[1])] {
+                assert_eq!(records.find(name), [Generation(made)], "known in part");
+                let known = records.names.of(ID, name).expect("it was read");
+                assert_eq!(known, [Generation(made)], "what is gone is known");
+            }
+        },
+        schedules(5000),
+    );
+}
