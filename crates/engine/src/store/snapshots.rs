@@ -191,6 +191,9 @@ impl Store {
     /// At the cut, when what died before is in the lists: makes the snapshots that are wanted, one
     /// of each subvolume.
     pub(super) fn make_requested_snapshots(&self, generation: Generation) -> Result<()> {
+        // Until all are made: a thread that asks for a name finds it among those that are wanted, or
+        // in the tree.
+        let records = self.trees.lock_records();
         let wanted = std::mem::take(&mut *self.cut_work.wanted.lock());
         let mut done = HashSet::new();
         for wanted in wanted {
@@ -201,7 +204,6 @@ impl Store {
             let nodes = self.nodes_for_snapshot();
             let made = if nodes <= wanted.reservation.nodes() {
                 let change = Change { generation, reservation: &wanted.reservation };
-                let records = self.trees.lock_records();
                 let id = self.trees.subvolume(InodeId::root_of(wanted.subvolume))?.id;
                 let names_none = !self.cut_work.wants_name_in(id) && !records.may_name(id)?;
                 let item = SnapshotItem { names_none, ..wanted.item };

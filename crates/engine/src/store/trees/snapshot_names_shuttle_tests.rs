@@ -1,12 +1,17 @@
-//! What is known of the names of snapshots, while snapshots are made and deleted and others look.
+//! What is known of the names of snapshots, while snapshots are made and deleted and others look;
+//! and a whole volume, where two threads ask for one name.
+use crate::mkfs::{MkfsOptions, mkfs};
 use crate::store::trees::snapshot_names::{Named, SnapshotNames};
+use crate::{Error, Volume, VolumeOptions};
+use cairn_blockdev::MemoryDevice;
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
-use cairn_environment::simulation::schedules;
+use cairn_environment::simulation::{self, Settings, schedules};
 use cairn_environment::thread;
 use cairn_format::{Generation, TreeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 const ID: TreeId = TreeId(300);
 const NAMES: [&[u8]; 2] = [b"one", b"two"];
@@ -94,4 +99,35 @@ fn what_is_known_of_names_is_all_there_is() {
         },
         schedules(5000),
     );
+}
+
+fn two_creations_of_one_name() {
+    let device = Arc::new(MemoryDevice::new(16 << 20));
+    mkfs(&*device, &MkfsOptions::default()).expect("there is room");
+    let options = VolumeOptions { background: false, ..VolumeOptions::default() };
+    let volume = Volume::open(device, options).expect("nothing fails");
+    let threads: Vec<_> = (0..2)
+        .map(|_| {
+            let volume = volume.clone();
+            let make = move || match volume.create_snapshot(volume.root(), b"one") {
+                Ok(_) => true,
+                Err(Error::Exists) => false,
+                Err(error) => panic!("{error}"),
+            };
+            thread::spawn("maker", make)
+        })
+        .collect();
+    let made = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+    assert_eq!(made.filter(|is_made| *is_made).count(), 1, "a name is used once");
+    volume.close().expect("nothing fails");
+}
+
+#[test]
+fn a_name_is_used_once_although_two_ask_at_once() {
+    for seed in 0..schedules(200) as u64 {
+        let quiet_max = Duration::from_secs(3600);
+        let settings = Settings { seed, steps_max: 3_000_000, quiet_max };
+        let outcome = simulation::run(&settings, two_creations_of_one_name).outcome;
+        outcome.unwrap_or_else(|error| panic!("schedule {seed}: {error}"));
+    }
 }
