@@ -8,8 +8,7 @@ use cairn_environment::random::Seeded;
 use small_volume::{DIRECTORY, device, open};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// From each root directory of a subvolume with snapshots, or that shows some, the directories up to
-/// the root.
+/// From each root directory of a subvolume that shows snapshots, the directories up to the root.
 fn ways(volume: &Volume) -> BTreeMap<InodeId, Vec<InodeId>> {
     let mut ways = BTreeMap::new();
     for id in volume.snapshotted_subvolumes().unwrap() {

@@ -191,8 +191,8 @@ impl Store {
     /// At the cut, when what died before is in the lists: makes the snapshots that are wanted, one
     /// of each subvolume.
     pub(super) fn make_requested_snapshots(&self, generation: Generation) -> Result<()> {
-        // Until all are made: a thread that asks for a name finds it among those that are wanted, or
-        // in the tree.
+        // Until all are made: a thread that asks for a name finds it among those that are wanted,
+        // or in the tree.
         let records = self.trees.lock_records();
         let wanted = std::mem::take(&mut *self.cut_work.wanted.lock());
         let mut done = HashSet::new();

@@ -3,8 +3,8 @@
 //! They are found by looking at all subvolumes with snapshots. So they are kept as long as
 //! [`Volume::moves`] stays.
 //!
-//! Invariant: what is kept was read when `moves` had at least the number that is kept with it. Where
-//! something could not be read, nothing is kept: it may be readable the next time.
+//! Invariant: what is kept was read when `moves` had at least the number that is kept with it.
+//! Where something could not be read, nothing is kept: it may be readable the next time.
 //!
 //! Lock: a leaf, for a moment; nothing is called under it.
 use super::Answer;

@@ -1,4 +1,4 @@
-//! The names of a subvolume's snapshots: a path through one is looked up without reading the others.
+//! The names of a subvolume's snapshots: one of them is found without reading the others.
 //!
 //! Of a subvolume, either all of its snapshots with names are known or none. They are read when the
 //! first name is looked for, and noted from then on. What is known is the hash of a name and the
