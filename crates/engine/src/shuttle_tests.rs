@@ -1,6 +1,6 @@
 //! The transactions' state machine and the queue of removals under a scheduler that tries many
 //! interleavings: a lost wake-up shows as a deadlock, which the scheduler reports. Planned reads,
-//! the data cache and the births of dead lists have a file each.
+//! the data cache, the births of dead lists and the names of snapshots have a file each.
 use crate::InodeId;
 use crate::file::removal_queue::{Orphan, RemovalQueue, Taken};
 use crate::store::transaction::{Commit, Transactions};
@@ -16,6 +16,8 @@ mod data_cache;
 mod list_births;
 #[path = "file/planned_read_shuttle_tests.rs"]
 mod planned_read;
+#[path = "store/trees/snapshot_names_shuttle_tests.rs"]
+mod snapshot_names;
 
 fn schedules_each() -> usize {
     schedules(2000)

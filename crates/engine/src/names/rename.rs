@@ -239,6 +239,9 @@ impl Names {
         if let (RenameMode::Exchange, Some(other)) = (mode, inodes.get(3)) {
             other.seen_in.store(old.directory.0, Ordering::Relaxed);
         }
+        if directory_moves {
+            self.store.trees.note_move();
+        }
         Ok(Outcome::Done { orphan })
     }
 

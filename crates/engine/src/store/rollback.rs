@@ -11,9 +11,8 @@
 use super::Store;
 use super::forks::Forming;
 use super::operation::Operation;
-use super::snapshots::Which;
 use crate::{Error, InodeId, Result};
-use cairn_format::{SubvolumeItem, TreeId};
+use cairn_format::{Generation, SnapshotItem, SubvolumeItem, TreeId};
 
 impl Store {
     /// The fork without a name is not wanted any more; after a commit it may be removed.
@@ -40,24 +39,23 @@ impl Store {
     /// Fails if a snapshot in the line of `id` has this name, or will have it.
     pub(super) fn expect_new_name(&self, id: TreeId, name: &[u8]) -> Result<()> {
         for id in self.trees.line_of(id)? {
-            for item in self.trees.all_snapshot_items(id) {
-                if item?.1.name == name {
-                    return Err(Error::Exists);
-                }
-            }
-            if self.cut_work.wants(self.trees.slot_for_work(id)?, Some(name)) {
+            let slot = self.trees.slot_for_work(id)?;
+            if self.trees.is_name_of_snapshot(id, name)? || self.cut_work.wants(slot, Some(name)) {
                 return Err(Error::Exists);
             }
         }
         Ok(())
     }
 
-    /// The subvolume of the snapshot with this name that `id` shows: it, or one that it continues.
-    pub(super) fn expect_shown(&self, id: u64, name: &[u8]) -> Result<TreeId> {
+    /// The snapshot with this name that `id` shows: its own, or that of one that it continues.
+    pub(super) fn expect_shown(
+        &self,
+        id: u64,
+        name: &[u8],
+    ) -> Result<(TreeId, Generation, SnapshotItem)> {
         for id in self.trees.continued_by(self.expect_subvolume(id)?)? {
-            match self.find_snapshot(id, Which::Named(name)) {
-                Err(Error::NotFound) => {}
-                found => return found.map(|_| id),
+            if let Some((made, item)) = self.trees.snapshot_named(id, name)? {
+                return Ok((id, made, item));
             }
         }
         Err(Error::NotFound)

@@ -22,6 +22,7 @@ use super::Store;
 use super::cut_work::{Source, Wanted};
 use super::operation::{Effort, Operation};
 use super::trees::Records;
+use super::trees::snapshot_names::Named;
 use crate::types::now_ns;
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, Tree};
@@ -190,6 +191,9 @@ impl Store {
     /// At the cut, when what died before is in the lists: makes the snapshots that are wanted, one
     /// of each subvolume.
     pub(super) fn make_requested_snapshots(&self, generation: Generation) -> Result<()> {
+        // Until all are made: a thread that asks for a name finds it among those that are wanted,
+        // or in the tree.
+        let records = self.trees.lock_records();
         let wanted = std::mem::take(&mut *self.cut_work.wanted.lock());
         let mut done = HashSet::new();
         for wanted in wanted {
@@ -200,7 +204,6 @@ impl Store {
             let nodes = self.nodes_for_snapshot();
             let made = if nodes <= wanted.reservation.nodes() {
                 let change = Change { generation, reservation: &wanted.reservation };
-                let records = self.trees.lock_records();
                 let id = self.trees.subvolume(InodeId::root_of(wanted.subvolume))?.id;
                 let names_none = !self.cut_work.wants_name_in(id) && !records.may_name(id)?;
                 let item = SnapshotItem { names_none, ..wanted.item };
@@ -287,8 +290,7 @@ impl Store {
     }
 
     pub(crate) fn snapshot_named(&self, id: u64, name: &[u8]) -> Result<SnapshotInfo> {
-        let id = self.expect_shown(id, name)?;
-        let (generation, item) = self.find_snapshot(id, Which::Named(name))?;
+        let (id, generation, item) = self.expect_shown(id, name)?;
         self.trees.know_snapshot(id, generation, item.number);
         Ok(info_of(id, generation, item))
     }
@@ -298,20 +300,13 @@ impl Store {
         id: TreeId,
         which: Which<'_>,
     ) -> Result<(Generation, SnapshotItem)> {
-        let name = match which {
-            Which::Named(name) => name,
+        match which {
+            Which::Named(name) => self.trees.snapshot_named(id, name)?.ok_or(Error::NotFound),
             Which::MadeBy(generation) => match self.trees.snapshot_item(id, generation) {
-                Err(Error::Stale) => return Err(Error::NotFound),
-                item => return Ok((generation, item?)),
+                Err(Error::Stale) => Err(Error::NotFound),
+                item => Ok((generation, item?)),
             },
-        };
-        for item in self.trees.snapshot_items(id) {
-            let (generation, item) = item?;
-            if item.name == name {
-                return Ok((generation, item));
-            }
         }
-        Err(Error::NotFound)
     }
 
     /// Whether the tree of the subvolume with the root directory `root`, which is open, is another
@@ -364,7 +359,7 @@ impl Store {
     pub(crate) fn delete_snapshot(&self, id: u64, which: Which<'_>) -> Result<[InodeId; 2]> {
         self.check_writable()?;
         let id = match which {
-            Which::Named(name) => self.expect_shown(id, name)?,
+            Which::Named(name) => self.expect_shown(id, name)?.0,
             Which::MadeBy(_) => self.expect_subvolume(id)?,
         };
         let mut operation = self.begin_on_snapshots(id)?;
@@ -388,7 +383,7 @@ impl Store {
     /// Lets a snapshot be deleted or not.
     pub(crate) fn hold_snapshot(&self, id: u64, name: &[u8], held: bool) -> Result<()> {
         self.check_writable()?;
-        let id = self.expect_shown(id, name)?;
+        let (id, ..) = self.expect_shown(id, name)?;
         {
             let mut operation = self.begin_on_snapshots(id)?;
             let records = self.trees.lock_records();
@@ -425,15 +420,18 @@ impl Operation<'_> {
         let roots = [InodeId::root_of(store.trees.slot_for_work(id)?), root];
         // Before a thread that frees its blocks can come to it.
         store.cut_work.note_readers(id, root);
-        if has_forks {
+        let snapshot = Named { subvolume: id, made: generation, name: &item.name };
+        records.while_deleting(snapshot, || {
+            if !has_forks {
+                return self.drop_snapshot(&records, generation);
+            }
             // They need it; it goes with the last of them.
             let key = Key::of_subvolume(id, ItemKind::Snapshot, generation);
             self.note_unlogged_change();
-            let item = SnapshotItem { is_hidden: true, name: Vec::new(), ..item };
+            let item = SnapshotItem { is_hidden: true, name: Vec::new(), ..item.clone() };
             records.tree()?.insert(&self.change(), key, &item.encode())?;
-        } else {
-            self.drop_snapshot(&records, generation)?;
-        }
+            Ok(())
+        })?;
         // Not before a change has failed: it is as it was then.
         store.trees.subvolume(root)?.end();
         Ok(roots)

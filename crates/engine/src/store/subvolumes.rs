@@ -263,6 +263,7 @@ impl Operation<'_> {
             self.note_unlogged_change();
             records.put(&self.change(), &store.superblock, subvolume.id, &moved)?;
             subvolume.set_place(place);
+            store.trees.note_move();
         }
         Ok(())
     }
@@ -293,6 +294,7 @@ impl Operation<'_> {
         let item = SubvolumeItem { is_dying: true, ..item };
         records.put(&self.change(), &store.superblock, subvolume.id, &item)?;
         subvolume.end();
+        store.trees.note_move();
         Ok(())
     }
 

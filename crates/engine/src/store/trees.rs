@@ -17,6 +17,7 @@
 mod items;
 mod lines;
 mod records;
+pub(crate) mod snapshot_names;
 
 use crate::{Error, InodeId, Result};
 use cairn_btree::{NodeCache, Tree};
@@ -36,6 +37,7 @@ pub(crate) use records::{Records, Settings};
 
 use lines::Lines;
 use records::Numbers;
+use snapshot_names::SnapshotNames;
 
 /// A tree, and what the root tree says of it.
 pub(crate) struct RecordedTree {
@@ -178,6 +180,9 @@ pub(crate) struct Trees {
     forming: Mutex<FxHashSet<u64>>,
     /// Which subvolumes continue others.
     lines: Lines,
+    snapshot_names: SnapshotNames,
+    /// Grows with each change of where subvolumes and their snapshots are.
+    moves: AtomicU64,
     /// There has been a fork.
     has_forks: AtomicBool,
     /// Whether files note a directory of theirs, since the volume is of a build that knows how.
@@ -221,6 +226,8 @@ impl Trees {
             opening: Mutex::new(Rank::SUBVOLUMES, ()),
             forming: Mutex::new(Rank::LEAF, FxHashSet::default()),
             lines: Lines::new(),
+            snapshot_names: SnapshotNames::new(superblock.hash_seed),
+            moves: AtomicU64::new(0),
             has_forks: AtomicBool::new(superblock.features.has_forks()),
             note_parents: superblock.features.has_parents(),
             ended: Mutex::new(Rank::LEAF, Vec::new()),
@@ -338,6 +345,9 @@ impl Trees {
             self.has_durable_dead_runs.store(true, Ordering::Release);
         }
         self.durable.store(generation.0, Ordering::Release);
+        if self.snapshot_names.was_made_in(generation) {
+            self.note_move();
+        }
     }
 
     /// Whether a program that doesn't know snapshots refuses the volume as it is on the device.
@@ -534,6 +544,7 @@ impl Trees {
     /// The fork `id` may be seen from now on.
     pub(super) fn note_formed(&self, id: TreeId) {
         self.forming.lock().remove(&id.0);
+        self.note_move();
     }
 
     /// The subvolume that a mount shows if it is not told which.

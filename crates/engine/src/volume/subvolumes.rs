@@ -116,6 +116,16 @@ impl Volume {
         Ok(InodeId::root_of(self.store().trees.slot_of(TreeId(id))?))
     }
 
+    /// A number that grows whenever subvolumes with snapshots, or the directories above them, may
+    /// have changed: when a subvolume or a snapshot comes or goes, a directory moves to another
+    /// one, a subvolume is rolled back, or a fork is applied. So what was made of
+    /// [`Volume::snapshotted_subvolumes`], [`Volume::line_of_subvolume`],
+    /// [`Volume::root_of_subvolume`] and the [`Volume::parent`]s of those holds as long as this is
+    /// what it was before.
+    pub fn moves(&self) -> u64 {
+        self.store().trees.moves()
+    }
+
     /// Paths of subvolumes from the root, by id, as far as they can be found.
     ///
     /// # Errors

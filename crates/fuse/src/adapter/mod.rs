@@ -53,6 +53,7 @@ mod set_id;
 mod settle;
 mod shutdown;
 mod snapshot_directories;
+mod snapshot_ways;
 mod snapshots;
 #[cfg(test)]
 mod subvolume_tests;

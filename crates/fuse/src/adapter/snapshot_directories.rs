@@ -14,6 +14,7 @@
 //!
 //! Lock: the table of numbers, for a moment; nothing is called under it.
 use super::attributes::{attr_out, statx_out};
+use super::snapshot_ways::{KeptWays, Ways};
 use super::{Answer, VolumeHandler, answer, answer_bytes, answer_status, fail};
 use crate::kernel;
 use crate::protocol::directory_list::ListedName;
@@ -24,7 +25,8 @@ use cairn_engine::{Attributes, Error, FileType, InodeId, SnapshotInfo, Timestamp
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, clock};
 use rustix::io::Errno;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 /// The name in the root directory that leads here, unless that has an entry of this name.
 pub(super) const NAME: &[u8] = b".snapshots";
@@ -32,7 +34,10 @@ pub(super) const NAME: &[u8] = b".snapshots";
 const COOKIE_OF_DOTS: u64 = 2;
 
 /// The directories that the kernel may know.
-pub(super) struct SnapshotDirectories(Mutex<Table>);
+pub(super) struct SnapshotDirectories {
+    table: Mutex<Table>,
+    ways: KeptWays,
+}
 
 struct Table {
     /// By number.
@@ -46,14 +51,14 @@ impl Default for SnapshotDirectories {
     fn default() -> Self {
         let numbers = HashMap::from([(InodeId::ROOT, 0)]);
         let table = Table { live: vec![InodeId::ROOT], numbers, changed: Timestamp::default() };
-        Self(Mutex::new(Rank::LEAF, table))
+        Self { table: Mutex::new(Rank::LEAF, table), ways: KeptWays::default() }
     }
 }
 
 impl SnapshotDirectories {
     /// The node that stands for a live directory.
     pub(super) fn node(&self, live: InodeId) -> InodeId {
-        let mut table = self.0.lock();
+        let mut table = self.table.lock();
         let number = match table.numbers.get(&live) {
             Some(number) => *number,
             None => {
@@ -68,20 +73,20 @@ impl SnapshotDirectories {
 
     /// The node that stands for a live directory, if the kernel may know it.
     pub(super) fn known_node(&self, live: InodeId) -> Option<InodeId> {
-        self.0.lock().numbers.get(&live).copied().map(InodeId::made_up)
+        self.table.lock().numbers.get(&live).copied().map(InodeId::made_up)
     }
 
     /// The live directory for which a node stands; a handle may be of an earlier mount.
     fn live(&self, node: InodeId) -> Answer<InodeId> {
         let number = node.made_up_number().ok_or(Errno::STALE)?;
-        Ok(self.0.lock().live.get(number as usize).copied().ok_or(Errno::STALE)?)
+        Ok(self.table.lock().live.get(number as usize).copied().ok_or(Errno::STALE)?)
     }
 
     /// A snapshot was made or deleted.
     pub(super) fn note_change(&self) {
         let (seconds, nanoseconds) = clock::now_wall();
         let now = Timestamp { seconds, nanoseconds };
-        let mut table = self.0.lock();
+        let mut table = self.table.lock();
         let next = match table.changed.nanoseconds {
             999_999_999 => Timestamp { seconds: table.changed.seconds + 1, nanoseconds: 0 },
             before => Timestamp { nanoseconds: before + 1, ..table.changed },
@@ -103,49 +108,7 @@ impl SnapshotDirectories {
     }
 
     fn changed(&self) -> Timestamp {
-        self.0.lock().changed
-    }
-}
-
-/// The live directories from the root to subvolumes with snapshots.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Ways {
-    /// Root directories of subvolumes with snapshots.
-    ends: BTreeSet<InodeId>,
-    /// Of the directories above them, those below that lead on.
-    below: BTreeMap<InodeId, BTreeSet<InodeId>>,
-}
-
-impl Ways {
-    fn new(volume: &Volume) -> Answer<Self> {
-        let mut ways = Self::default();
-        for id in volume.snapshotted_subvolumes()? {
-            // They stay with the name when a subvolume is rolled back.
-            let later = volume.line_of_subvolume(id)?.into_iter().filter(|other| *other > id);
-            for id in std::iter::once(id).chain(later) {
-                // What has no name in this mount, or can't be read, is not shown.
-                if let Ok(root) = volume.root_of_subvolume(id) {
-                    ways.add(root, |directory| volume.parent(directory).ok());
-                }
-            }
-        }
-        Ok(ways)
-    }
-
-    fn add(&mut self, end: InodeId, above: impl Fn(InodeId) -> Option<InodeId>) {
-        self.ends.insert(end);
-        let mut at = end;
-        while at != InodeId::ROOT
-            && let Some(directory) = above(at)
-            // From one that is known already the way is known, too; damage can lead in circles.
-            && self.below.entry(directory).or_default().insert(at)
-        {
-            at = directory;
-        }
-    }
-
-    fn lead_to(&self, directory: InodeId) -> bool {
-        self.ends.contains(&directory) || self.below.contains_key(&directory)
+        self.table.lock().changed
     }
 }
 
@@ -294,9 +257,7 @@ impl VolumeHandler {
     fn answer_found(&self, reply: Reply, found: Answer<Found>) {
         let answered = found.and_then(|found| match found {
             Found::Inode(attributes) => Ok((attributes, true)),
-            Found::Directory(live) => {
-                Ok((self.attributes_as(live, &Ways::new(&self.volume)?)?, false))
-            }
+            Found::Directory(live) => Ok((self.attributes_as(live)?, false)),
         });
         match answered {
             Err(failure) => fail(reply, &failure),
@@ -316,6 +277,10 @@ impl VolumeHandler {
                 let _delivery = reply.structure(&entry);
             }
         }
+    }
+
+    fn ways(&self) -> Answer<Arc<Ways>> {
+        self.snapshots.ways.of(&self.volume)
     }
 
     fn live_number(&self, node: InodeId) -> u64 {
@@ -342,7 +307,7 @@ impl VolumeHandler {
         }
         let below = volume.lookup(live, name)?.inode;
         volume.forget(below, 1);
-        if Ways::new(volume)?.lead_to(below) {
+        if self.ways()?.lead_to(below) {
             Ok(Found::Directory(below))
         } else {
             Err(Errno::NOENT.into())
@@ -350,7 +315,8 @@ impl VolumeHandler {
     }
 
     /// The attributes of the directory that stands for `live`.
-    fn attributes_as(&self, live: InodeId, ways: &Ways) -> Answer<Attributes> {
+    fn attributes_as(&self, live: InodeId) -> Answer<Attributes> {
+        let ways = self.ways()?;
         let attributes = self.volume.attributes(live).map_err(or_stale)?;
         let changed = self.snapshots.changed();
         let below = ways.below.get(&live).into_iter().flatten().map(|below| below.0);
@@ -376,7 +342,7 @@ impl VolumeHandler {
 
     fn current_attributes(&self, node: InodeId) -> Answer<Attributes> {
         let live = self.snapshots.live(node)?;
-        self.attributes_as(live, &Ways::new(&self.volume)?)
+        self.attributes_as(live)
     }
 
     fn snapshot_directory_attributes(&self, node: InodeId) -> Answer<AttrOut> {
@@ -431,7 +397,7 @@ impl VolumeHandler {
         snapshots.retain(|snapshot| !snapshot.is_temporary());
         let names: BTreeSet<&[u8]> = snapshots.iter().map(|one| &one.name[..]).collect();
         let mut entries = Vec::new();
-        if let Some(below) = Ways::new(&self.volume)?.below.get(&live) {
+        if let Some(below) = self.ways()?.below.get(&live) {
             let mut left = below.len();
             self.volume.read_directory(live, 0, &mut |item| {
                 if below.contains(&item.inode) {
@@ -458,30 +424,6 @@ mod tests {
 
     const fn id(number: u64) -> InodeId {
         InodeId(number)
-    }
-
-    #[test]
-    fn ways_lead_from_the_root_to_subvolumes_with_snapshots() {
-        // 1 holds 2 and 5; 2 holds 3, and that 4; 6 has no name in this mount; 7 and 8 lead in
-        // circles.
-        let above = |of: InodeId| match of.0 {
-            2 | 5 => Some(id(1)),
-            3 => Some(id(2)),
-            4 => Some(id(3)),
-            7 => Some(id(8)),
-            8 => Some(id(7)),
-            _ => None,
-        };
-        let mut ways = Ways::default();
-        [4, 2, 6, 7].iter().for_each(|&end| ways.add(id(end), above));
-        assert!([1, 2, 3, 4, 6].iter().all(|&one| ways.lead_to(id(one))));
-        assert!(!ways.lead_to(id(5)));
-        let below = |of: u64| ways.below.get(&id(of)).into_iter().flatten().copied();
-        assert_eq!(below(1).collect::<Vec<_>>(), [id(2)]);
-        assert_eq!(below(2).collect::<Vec<_>>(), [id(3)]);
-        assert_eq!(below(4).count(), 0);
-        ways.add(InodeId::ROOT, above);
-        assert!(ways.ends.contains(&InodeId::ROOT));
     }
 
     #[test]

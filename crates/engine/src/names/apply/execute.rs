@@ -207,6 +207,8 @@ impl Names {
             state.get_mut().logged(sequence);
         }
         drop(states);
+        // Directories may have moved.
+        self.store.trees.note_move();
         let target = application.target;
         let names = application.merge.entries.keys();
         let applied = Applied {

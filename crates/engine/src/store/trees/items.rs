@@ -11,6 +11,16 @@ use cairn_space::Boundary;
 use std::collections::HashSet;
 
 impl Trees {
+    /// Grows with each change of where subvolumes and their snapshots are, when others can see it.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
+    }
+
+    /// Another thread sees such a change from now on.
+    pub(crate) fn note_move(&self) {
+        self.moves.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Whether no subvolume has this id, or one that was removed.
     pub(in crate::store) fn lacks(&self, id: TreeId) -> Result<bool> {
         let Some(records) = self.records.get() else { return Ok(id != TREE_FILES) };

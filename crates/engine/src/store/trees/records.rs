@@ -1,4 +1,5 @@
 //! Changes of the tree of subvolumes, under its lock.
+use super::snapshot_names::Named;
 use super::{HIDDEN_SLOT, Opened, Place, RecordedTree, Subvolume, Trees};
 use crate::{Error, InodeId, Result};
 use cairn_btree::{Change, Tree};
@@ -175,8 +176,17 @@ impl<'a> Records<'a> {
         let item = SnapshotItem { root: subvolume.tree().root(), ..item };
         let keys = [ItemKind::Snapshot, ItemKind::DeadList];
         let [snapshot, dead_list] = keys.map(|kind| Key::of_subvolume(id, kind, made));
-        self.tree()?.insert(change, snapshot, &item.encode())?;
-        self.tree()?.insert(change, dead_list, &DeadListItem { list }.encode())?;
+        let insert = || {
+            self.tree()?.insert(change, snapshot, &item.encode())?;
+            self.tree()?.insert(change, dead_list, &DeadListItem { list }.encode())?;
+            Ok(())
+        };
+        if item.is_hidden {
+            insert()?;
+        } else {
+            let snapshot = Named { subvolume: id, made, name: &item.name };
+            trees.snapshot_names.while_making(snapshot, insert)?;
+        }
         let boundary = subvolume.tree().boundary();
         boundary.set_list(list);
         boundary.set_newest(made);
@@ -187,7 +197,20 @@ impl<'a> Records<'a> {
     pub(in crate::store) fn remove(&self, change: &Change<'_>, id: TreeId) -> Result<()> {
         self.tree()?.remove(change, &Key::subvolume(id))?;
         self.trees.lines.note_ended(id);
+        self.trees.snapshot_names.note_ended(id);
+        self.trees.note_move();
         Ok(())
+    }
+
+    /// A snapshot loses its name: `delete` does that.
+    pub(in crate::store) fn while_deleting<T>(
+        &self,
+        snapshot: Named<'_>,
+        delete: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let deleted = self.trees.snapshot_names.while_deleting(snapshot, delete);
+        self.trees.note_move();
+        deleted
     }
 
     /// A new tree.
@@ -202,6 +225,7 @@ impl<'a> Records<'a> {
         let (tree, place) = (RecordedTree::new(tree, None), Mutex::new(Rank::LEAF, place));
         subvolume.files.get_or_init(|| Opened { tree, place });
         self.trees.opened.lock().push(slot);
+        self.trees.note_move();
     }
 
     /// The cut will make the fork `id`, which is not to be seen until then.
