@@ -105,10 +105,16 @@ fn alone(volume: &Volume, subvolume: u64) -> BTreeMap<u64, u64> {
     usage.into_iter().map(|one| (one.generation, one.unique_blocks)).collect()
 }
 
-/// Deletes all snapshots in a random order, some of them at once, while files change in between:
-/// what died meanwhile enters lists that deletions before have read. Each deletion works, and gives
-/// back what only the deleted snapshots have.
-fn delete_each(volume: &Volume, roots: &[InodeId], device: &SimulatedDevice, random: &mut Seeded) {
+/// Deletes all snapshots in a random order, some of them at once. Each deletion works, and gives
+/// back what only the deleted snapshots have. The files in `changing` change in between: what died
+/// meanwhile enters lists that deletions before have read. Nothing may go on with these changes in
+/// the background.
+fn delete_each(
+    volume: &Volume,
+    changing: &[InodeId],
+    device: &SimulatedDevice,
+    random: &mut Seeded,
+) {
     let mut left = all_snapshots(volume);
     while !left.is_empty() {
         let mut chosen = Vec::new();
@@ -130,11 +136,13 @@ fn delete_each(volume: &Volume, roots: &[InodeId], device: &SimulatedDevice, ran
         let alone: u64 = generations.iter().map(alone).sum();
         delete_at_once(volume, &chosen);
         let after = used(volume, device).0;
+        let shown = |(of, name): &(u64, Vec<u8>)| format!("{of}/{}", String::from_utf8_lossy(name));
+        let chosen: Vec<String> = chosen.iter().map(shown).collect();
         assert!(
             after + alone <= before,
             "{before} blocks were in use, {alone} of them only by {chosen:?}, and then {after}"
         );
-        change_some(volume, roots, random);
+        change_some(volume, changing, random);
     }
 }
 
@@ -181,7 +189,8 @@ fn fills_and_deletes(background: bool) {
         }
         let (volume, roots) = if random.chance(1, 2) {
             let (volume, roots) = open_again(volume, &device, background);
-            delete_each(&volume, &roots, &device, &mut random);
+            let changing = if background { &[][..] } else { &roots };
+            delete_each(&volume, changing, &device, &mut random);
             (volume, roots)
         } else {
             delete_all(&volume).expect("deleting works on a full volume");
