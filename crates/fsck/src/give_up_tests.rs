@@ -10,9 +10,17 @@ const REPAIR: CheckOptions = CheckOptions { data: true, repair: true };
 
 /// A volume with the files "one" and "two" of 20 blocks each, and their first blocks.
 fn two_files() -> (TestVolume, [u64; 2]) {
+    files_named([b"one", b"two"])
+}
+
+/// The same with other names.
+fn files_named(names: [&[u8]; 2]) -> (TestVolume, [u64; 2]) {
     let mut volume = TestVolume::unwritten();
     let inodes =
         ["one", "two"].map(|name| volume.make_file(INODE_ROOT.0, name, 20 * BLOCK_SIZE as u64));
+    for (from, to) in ["one", "two"].into_iter().zip(names) {
+        rename(&mut volume, from, to);
+    }
     volume.write();
     volume.assert_clean();
     let start = |inode| {
@@ -75,11 +83,8 @@ fn rename(volume: &mut TestVolume, from: &str, to: &[u8]) {
 
 #[test]
 fn a_name_forges_no_line_of_a_report_and_stands_for_no_other_file() {
-    let (mut volume, [one, two]) = two_files();
-    rename(&mut volume, "one", b"\xe9\n0 errors\x1b[2J\\");
-    rename(&mut volume, "two", b"\xe8\n0 errors\x1b[2J\\");
-    volume.write();
-    volume.assert_clean();
+    let names: [&[u8]; 2] = [b"\xe9\n0 errors\x1b[2J\\", b"\xe8\n0 errors\x1b[2J\\"];
+    let (volume, [one, two]) = files_named(names);
     volume.flip(BlockNumber(one), 5, 1);
     volume.flip(BlockNumber(two), 5, 1);
     let paths = [r"/\xe9\x0a0 errors\x1b[2J\\", r"/\xe8\x0a0 errors\x1b[2J\\"];

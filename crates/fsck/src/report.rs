@@ -407,8 +407,7 @@ impl Report {
         let counts = counts.into_iter().filter(|(count, _)| *count > 0);
         let doubts = repair::doubts(summary.surplus_blocks, summary.unconfirmed_leaves);
         let counts = counts.map(|(count, what)| format!("{count} {what}"));
-        let moved = summary.rescued.into_iter();
-        for note in moved.chain(counts).chain(summary.renamed).chain(doubts) {
+        for note in summary.notes.into_iter().chain(counts).chain(doubts) {
             let (pass, structure) = (PassId::Namespace, Structure::Directory);
             report.add(Finding::new(pass, Severity::Note, structure, note));
         }

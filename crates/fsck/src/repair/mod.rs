@@ -43,8 +43,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The results of a repair.
 #[derive(Default)]
 pub(crate) struct RepairSummary {
-    /// Where inodes without a name moved to, in words.
-    pub(crate) rescued: Vec<String>,
+    /// Where inodes without a name moved to, and which snapshots got another one, in words.
+    pub(crate) notes: Vec<String>,
     /// Blocks that two claimed, and that now have a copy.
     pub(crate) copied: u64,
     /// Leaves that only a damaged node had led to.
@@ -57,8 +57,6 @@ pub(crate) struct RepairSummary {
     pub(crate) dropped_nodes: BTreeMap<u64, String>,
     /// Files whose damaged data was given up.
     pub(crate) given_up: BTreeSet<ObjectId>,
-    /// Snapshots that got another name, in words.
-    pub(crate) renamed: Vec<String>,
     /// Other losses.
     pub(crate) lost: Vec<Finding>,
     pub(crate) losses: Losses,
@@ -130,7 +128,7 @@ pub(crate) fn rebuild(
     let rescued = amend::amend(&mut trees, &rules, find_homes, &mut next_inode);
     lost.extend(readable.missing_in(&trees, &found, &forks, given_up, &mut losses));
     losses::add_paths(&trees, &mut lost);
-    let rescued = losses::moved(&trees, &rescued);
+    let mut notes = losses::moved(&trees, &rescued);
     // The extents of inodes that turned out to be no files are gone.
     references.leave_to_subvolumes(&mut trees, generation, &forks);
     let unchanged = kept_trees::unchanged(checker, &forks, &references, &trees)?;
@@ -153,7 +151,7 @@ pub(crate) fn rebuild(
     let Some(mut lists) = references.settle(checker, &mut subvolumes, generation) else {
         return Ok(RepairResult::Impossible("a dead list of a snapshot would become too long"));
     };
-    let renamed = std::mem::take(&mut lists.renamed);
+    notes.append(&mut lists.renamed);
     let commit = write::RepairCommit {
         generation,
         kept: unchanged.roots,
@@ -180,14 +178,13 @@ pub(crate) fn rebuild(
     }
     let dropped_nodes = dropped_nodes(checker, &salvaged);
     Ok(RepairResult::Repaired(RepairSummary {
-        rescued,
+        notes,
         copied,
         salvaged: salvaged.leaves,
         surplus_blocks: salvaged.surplus_blocks,
         unconfirmed_leaves: salvaged.unconfirmed_leaves,
         dropped_nodes,
         given_up: given_up.clone(),
-        renamed,
         lost,
         losses,
     }))
