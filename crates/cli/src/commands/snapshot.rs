@@ -215,7 +215,7 @@ fn create_named_by_time(path: &Path) -> anyhow::Result<Option<PathBuf>> {
         let name =
             OsString::from(if number == 1 { name.clone() } else { format!("{name}-{number}") });
         match snapshots::create_snapshot(path, name.as_bytes()) {
-            Err(MountError::Refused { errno: Errno::EXIST, .. }) => {}
+            Err(MountError::Refused { errno: Errno::EXIST | Errno::NOTUNIQ, .. }) => {}
             made => return made.map_err(|error| explain(path, &name, error)),
         }
     }
@@ -393,13 +393,13 @@ fn shown_time(ns: u64) -> String {
 }
 
 /// What an error means here, and what to do.
-fn explain(path: &Path, name: &OsStr, error: MountError) -> anyhow::Error {
+fn explain(path: &Path, given: &OsStr, error: MountError) -> anyhow::Error {
     let error = match error {
         MountError::PathUnusable { path, errno } => MountError::Refused { path, errno },
         error => error,
     };
     let MountError::Refused { errno, .. } = error else { return mount_error::explain(error) };
-    let (shown, name) = (path.display(), cairn_fsck::shown_path(name.as_bytes()));
+    let (shown, name) = (path.display(), cairn_fsck::shown_path(given.as_bytes()));
     let reason = match errno {
         Errno::INVAL | Errno::NOTDIR => format!(
             "{shown} is not the root directory of a subvolume: only subvolumes have snapshots \
@@ -411,6 +411,14 @@ fn explain(path: &Path, name: &OsStr, error: MountError) -> anyhow::Error {
         Errno::EXIST => {
             format!(
                 "{shown} has a snapshot {name} already: take another name, or delete that first"
+            )
+        }
+        Errno::NOTUNIQ => {
+            let below = cairn_fsck::shown_path(path.join(given).as_os_str().as_bytes());
+            format!(
+                "a snapshot {name} of {shown} would hide the snapshots of {below}, or of subvolumes \
+                 below it, in {}: take another name",
+                snapshots::DIRECTORY
             )
         }
         Errno::NODATA => {

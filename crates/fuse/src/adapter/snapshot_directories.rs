@@ -2,7 +2,8 @@
 //!
 //! Each stands for a *live* directory: the root, the root directory of a subvolume with snapshots,
 //! or one on the way there. It holds the snapshots of that subvolume, and the directories that
-//! stand for those below. If a snapshot has the name of such a directory, the snapshot wins.
+//! stand for those below. No snapshot gets the name of such a directory; if one has it, because the
+//! directory came later, the snapshot wins.
 //!
 //! Mode, owner and group are those of the live directory at the time of the request, and the kernel
 //! keeps neither attributes nor names. So it refuses here what it refuses there. A number stands
@@ -147,6 +148,15 @@ impl Ways {
     fn lead_to(&self, directory: InodeId) -> bool {
         self.ends.contains(&directory) || self.below.contains_key(&directory)
     }
+}
+
+/// Whether a snapshot with this name, of the subvolume with the root directory `live`, would hide
+/// others. What can't be read is not shown, so it can't be hidden.
+pub(super) fn would_hide(volume: &Volume, live: InodeId, name: &[u8]) -> bool {
+    let Ok(below) = volume.lookup(live, name) else { return false };
+    volume.forget(below.inode, 1);
+    below.file_type == FileType::Directory
+        && Ways::new(volume).is_ok_and(|ways| ways.lead_to(below.inode))
 }
 
 /// What a name in one of these directories is.
