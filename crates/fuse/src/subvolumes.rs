@@ -1,8 +1,9 @@
 //! Subvolumes of a mounted volume, for programs.
-use crate::control::send_cached_data_of;
+use crate::control::{open_in_mount, send_cached_data_of};
 use crate::directory_requests::{Request, ask, path_of_bytes};
 use crate::error::MountError;
-use rustix::fs::{FileType, Mode};
+use cairn_engine::InodeId;
+use rustix::fs::{FileType, Mode, Stat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -22,9 +23,28 @@ fn place(path: &Path) -> Result<(PathBuf, &OsStr), MountError> {
 fn about(path: &Path, failure: MountError) -> MountError {
     match failure {
         MountError::Refused { errno, .. } => MountError::Refused { path: path.to_owned(), errno },
+        MountError::NotInCairn(_) => MountError::NotInCairn(path.to_owned()),
         MountError::OtherBuild(_) => MountError::OtherBuild(path.to_owned()),
         failure => failure,
     }
+}
+
+/// The status of the root directory of a subvolume or snapshot: the server learns only the number
+/// of one that a request names beside the directory that it goes to.
+///
+/// # Errors
+/// INVAL if it is another directory, or something else.
+pub(crate) fn status_of_root(path: &Path) -> Result<Stat, MountError> {
+    let refused = |errno| MountError::Refused { path: path.to_owned(), errno };
+    let open = open_in_mount(path).map_err(|error| match error {
+        MountError::PathUnusable { errno: Errno::NOTDIR, .. } => refused(Errno::INVAL),
+        MountError::PathUnusable { errno, .. } => refused(errno),
+        error => error,
+    })?;
+    let status = rustix::fs::fstat(&open).map_err(refused)?;
+    let inode = InodeId(status.st_ino);
+    let is_root = inode.made_up_number().is_none() && inode.number() == InodeId::ROOT.number();
+    if is_root { Ok(status) } else { Err(refused(Errno::INVAL)) }
 }
 
 /// Makes a subvolume: a directory at `path`, in a mount of Cairn, with permissions as mkdir(2)
@@ -50,18 +70,16 @@ pub fn create_subvolume(path: &Path) -> Result<(), MountError> {
 /// server's user.
 ///
 /// # Errors
-/// As of mkdir(2); or the source is no subvolume of the same mount.
+/// As of mkdir(2); INVAL of the source if it is no subvolume or snapshot; XDEV if it is in another
+/// mount.
 pub fn fork(source: &Path, path: &Path, early: bool) -> Result<(), MountError> {
     let refused = |at: &Path, errno| MountError::Refused { path: at.to_owned(), errno };
     if rustix::fs::lstat(path).is_ok() {
         return Err(refused(path, Errno::EXIST));
     }
     let (directory, name) = place(path)?;
-    let from = rustix::fs::stat(source).map_err(|errno| refused(source, errno))?;
+    let from = status_of_root(source)?;
     let to = rustix::fs::stat(&directory).map_err(|errno| refused(&directory, errno))?;
-    if !FileType::from_raw_mode(from.st_mode).is_dir() {
-        return Err(refused(path, Errno::INVAL));
-    }
     if from.st_dev != to.st_dev {
         return Err(refused(path, Errno::XDEV));
     }

@@ -130,7 +130,7 @@ fn explain(old: &Path, new: &Path, error: MountError) -> anyhow::Error {
     let reason = match errno {
         Errno::NOENT => format!("{path} does not exist; `cairn snapshot list` shows snapshots"),
         Errno::INVAL | Errno::NOTDIR => format!(
-            "{old} or {new} is not the root directory of a subvolume or snapshot: name the \
+            "{path} is not the root directory of a subvolume or snapshot: name the \
              directory of a subvolume, or DIR/.snapshots/PATH/NAME"
         ),
         Errno::XDEV => format!(

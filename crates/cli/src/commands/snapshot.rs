@@ -416,8 +416,8 @@ fn explain(path: &Path, given: &OsStr, error: MountError) -> anyhow::Error {
         Errno::NOTUNIQ => {
             let below = cairn_fsck::shown_path(path.join(given).as_os_str().as_bytes());
             format!(
-                "a snapshot {name} of {shown} would hide the snapshots of {below}, or of subvolumes \
-                 below it, in {}: take another name",
+                "a snapshot {name} of {shown} would hide the snapshots of {below}, or of \
+                 subvolumes below it, in {}: take another name",
                 snapshots::DIRECTORY
             )
         }

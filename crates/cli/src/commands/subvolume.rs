@@ -154,6 +154,9 @@ fn explain(error: MountError, reason: fn(Errno) -> Option<&'static str>) -> anyh
 fn created(errno: Errno) -> Option<&'static str> {
     match errno {
         Errno::INVAL => Some("has no name for a subvolume"),
+        Errno::ROFS => Some(
+            "was not made: the volume is mounted read-only, or the directory belongs to snapshots",
+        ),
         Errno::MLINK => Some(
             "was not made: no number is left for a subvolume; delete some, then mount the volume \
              again",

@@ -16,6 +16,7 @@
 //! Lock: the table of numbers, for a moment; nothing is called under it.
 use super::attributes::{attr_out, statx_out};
 use super::{Answer, VolumeHandler, answer, answer_bytes, answer_status, fail};
+use crate::directory_requests::{self, Request};
 use crate::kernel;
 use crate::protocol::directory_list::ListedName;
 use crate::protocol::wire::{AttrOut, EntryOut, StatxOut};
@@ -244,7 +245,12 @@ impl VolumeHandler {
             Op::Fsync { .. } | Op::FsyncDirectory { .. } => {
                 answer_status(reply, Ok::<_, Errno>(()))
             }
-            Op::Ioctl { command: kernel::IOCTL_SUBVOLUMES, .. } => reply.error(Errno::INVAL),
+            Op::Ioctl { command: kernel::IOCTL_SUBVOLUMES, input, .. } => {
+                reply.error(match directory_requests::decode(input) {
+                    Some(Request::Create { .. } | Request::Fork { .. }) => Errno::ROFS,
+                    _ => Errno::INVAL,
+                });
+            }
             _ => return Some(reply),
         }
         None
