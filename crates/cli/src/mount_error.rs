@@ -7,6 +7,10 @@ use cairn_fuse::MountError;
 use rustix::io::Errno;
 use std::path::Path;
 
+/// What to do on a full volume.
+pub const MAKE_ROOM: &str = "remove files, or delete snapshots, forks, and subvolumes from before \
+                             a rollback; `cairn stats DIR` names them";
+
 /// The error of a volume that could not be opened, or of a part without which it is of no use.
 pub fn of_volume(error: Error, image: &Image, part: Option<&str>) -> anyhow::Error {
     let place = part.map_or_else(|| image.to_string(), |part| format!("{image}: {part}"));

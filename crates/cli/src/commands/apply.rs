@@ -257,9 +257,10 @@ fn explain(fork: &Path, error: MountError) -> anyhow::Error {
             "the subvolume that {fork} came from was removed, so there is nothing to apply its \
              changes to; {fork} has all files itself, and `mv` can give it the other one's name"
         ),
-        Errno::NOSPC => "nothing was changed: the volume has no room for what would be new; \
-                         remove files, or delete snapshots"
-            .to_owned(),
+        Errno::NOSPC => format!(
+            "nothing was changed: the volume has no room for what would be new; {}",
+            mount_error::MAKE_ROOM
+        ),
         Errno::MLINK => "nothing was changed: both are compared through temporary snapshots, and \
                          no number is left for one; delete some, then mount the volume again"
             .to_owned(),

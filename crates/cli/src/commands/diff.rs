@@ -144,10 +144,11 @@ fn explain(old: &Path, new: &Path, error: MountError) -> anyhow::Error {
         Errno::STALE => "a snapshot was deleted meanwhile, or the server waited too long for this \
                          command; run it again"
             .to_owned(),
-        Errno::NOSPC | Errno::MLINK => "a subvolume is compared through a temporary snapshot, for \
-                                        which the volume has no room: compare two snapshots, or \
-                                        remove files"
-            .to_owned(),
+        Errno::NOSPC | Errno::MLINK => format!(
+            "a subvolume is compared through a temporary snapshot, for which the volume has no \
+             room: compare two snapshots, or {}",
+            mount_error::MAKE_ROOM
+        ),
         errno => format!("{path}: {errno}"),
     };
     anyhow::anyhow!(reason)

@@ -60,10 +60,9 @@ fn explain(source: &Path, new: &Path, error: MountError) -> anyhow::Error {
             "{path} was not made: no number is left for a subvolume; delete some, then mount the \
              volume again"
         ),
-        Errno::NOSPC => anyhow::anyhow!(
-            "{path} was not made: the volume is full; remove files, or delete snapshots \
-             (`cairn snapshot list` shows what each gives back)"
-        ),
+        Errno::NOSPC => {
+            anyhow::anyhow!("{path} was not made: the volume is full; {}", mount_error::MAKE_ROOM)
+        }
         Errno::ROFS => anyhow::anyhow!(
             "{path} was not made: the volume is mounted read-only, or the directory belongs to \
              snapshots"

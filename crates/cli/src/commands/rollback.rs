@@ -76,7 +76,7 @@ fn explain(path: &Path, snapshot: &OsStr, error: MountError) -> anyhow::Error {
              then unmount and mount the volume. `-o subvolume=ID` shows the old one again"
         ),
         Errno::NOSPC => {
-            "nothing was changed: the volume is full; remove files, or delete snapshots".to_owned()
+            format!("nothing was changed: the volume is full; {}", mount_error::MAKE_ROOM)
         }
         Errno::PERM => {
             format!("{path} is not yours: only its owner and root may roll it back")

@@ -427,10 +427,7 @@ fn explain(path: &Path, given: &OsStr, error: MountError) -> anyhow::Error {
         Errno::BUSY => format!(
             "the snapshot {name} is held; release it first: `cairn snapshot release {shown} {name}`"
         ),
-        Errno::NOSPC => format!(
-            "the volume is full: remove files, or delete snapshots (`cairn snapshot list {shown}` \
-             shows what each gives back)"
-        ),
+        Errno::NOSPC => format!("the volume is full; {}", mount_error::MAKE_ROOM),
         Errno::PERM => format!(
             "{shown} is not yours: only the owner of a subvolume and root make and delete its \
              snapshots"

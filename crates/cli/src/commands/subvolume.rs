@@ -145,6 +145,9 @@ fn explain(error: MountError, reason: fn(Errno) -> Option<&'static str>) -> anyh
     let MountError::Refused { path, errno } = error else { return mount_error::explain(error) };
     let path = path.display();
     match reason(errno) {
+        None if errno == Errno::NOSPC => {
+            anyhow::anyhow!("{path}: the volume is full; {}", mount_error::MAKE_ROOM)
+        }
         Some(reason) => anyhow::anyhow!("{path} {reason}"),
         None => anyhow::anyhow!("{path}: {errno}"),
     }

@@ -78,7 +78,7 @@ fn a_full_volume_stays_as_it_is() {
         drop(filler);
         let before = tree(base);
         let told = mounted.exits_with(2, &["apply", "dir/fork"]);
-        assert!(told.contains("has no room"), "{told}");
+        assert!(told.contains("has no room") && told.contains("delete snapshots, forks"), "{told}");
         assert_eq!(tree(base), before);
         mounted.remount();
         assert_eq!(tree(base), before);
