@@ -239,12 +239,13 @@ fn advice(fork: &Path, winner: Winner, origin: &str, conflicts: &[Conflict]) -> 
 
 /// What an error means here, and what to do.
 fn explain(fork: &Path, error: MountError) -> anyhow::Error {
-    let (errno, path) = match error {
-        MountError::Refused { errno, path } | MountError::PathUnusable { errno, path } => {
-            (errno, path)
-        }
-        MountError::NoAnswer { errno: errno @ Errno::ACCESS, path } => (errno, path),
-        error => return mount_error::explain(error),
+    let refusal = match error {
+        MountError::NoAnswer { errno: errno @ Errno::ACCESS, path } => Ok((path, errno)),
+        error => mount_error::refusal(error),
+    };
+    let (path, errno) = match refusal {
+        Ok(refusal) => refusal,
+        Err(explained) => return explained,
     };
     let (fork, path) = (fork.display(), path.display());
     let reason = match errno {

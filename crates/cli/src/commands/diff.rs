@@ -120,11 +120,9 @@ fn line(difference: &Difference) -> String {
 
 /// What an error means here, and what to do.
 fn explain(old: &Path, new: &Path, error: MountError) -> anyhow::Error {
-    let (errno, path) = match error {
-        MountError::Refused { errno, path } | MountError::PathUnusable { errno, path } => {
-            (errno, path)
-        }
-        error => return mount_error::explain(error),
+    let (path, errno) = match mount_error::refusal(error) {
+        Ok(refusal) => refusal,
+        Err(explained) => return explained,
     };
     let (old, new, path) = (old.display(), new.display(), path.display());
     let reason = match errno {

@@ -43,7 +43,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// What an error means here, and what to do.
 fn explain(source: &Path, new: &Path, error: MountError) -> anyhow::Error {
-    let MountError::Refused { path, errno } = error else { return mount_error::explain(error) };
+    let (path, errno) = match mount_error::refusal(error) {
+        Ok(refusal) => refusal,
+        Err(explained) => return explained,
+    };
     let is_new = path == new;
     let (path, source) = (path.display(), source.display());
     match errno {

@@ -55,11 +55,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// What an error means here, and what to do.
 fn explain(path: &Path, snapshot: &OsStr, error: MountError) -> anyhow::Error {
-    let error = match error {
-        MountError::PathUnusable { path, errno } => MountError::Refused { path, errno },
-        error => error,
+    let errno = match mount_error::refusal(error) {
+        Ok((_, errno)) => errno,
+        Err(explained) => return explained,
     };
-    let MountError::Refused { errno, .. } = error else { return mount_error::explain(error) };
     let (path, snapshot) = (path.display(), cairn_fsck::shown_path(snapshot.as_bytes()));
     let reason = match errno {
         Errno::INVAL | Errno::NOTDIR => format!(

@@ -394,11 +394,10 @@ fn shown_time(ns: u64) -> String {
 
 /// What an error means here, and what to do.
 fn explain(path: &Path, given: &OsStr, error: MountError) -> anyhow::Error {
-    let error = match error {
-        MountError::PathUnusable { path, errno } => MountError::Refused { path, errno },
-        error => error,
+    let errno = match mount_error::refusal(error) {
+        Ok((_, errno)) => errno,
+        Err(explained) => return explained,
     };
-    let MountError::Refused { errno, .. } = error else { return mount_error::explain(error) };
     let (shown, name) = (path.display(), cairn_fsck::shown_path(given.as_bytes()));
     let reason = match errno {
         Errno::INVAL | Errno::NOTDIR => format!(

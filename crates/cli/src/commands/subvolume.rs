@@ -142,7 +142,10 @@ impl<'s> Shown<'s> {
 
 /// What an error means here, and what to do: `reason` says it for one command.
 fn explain(error: MountError, reason: fn(Errno) -> Option<&'static str>) -> anyhow::Error {
-    let MountError::Refused { path, errno } = error else { return mount_error::explain(error) };
+    let (path, errno) = match mount_error::refusal(error) {
+        Ok(refusal) => refusal,
+        Err(explained) => return explained,
+    };
     let path = path.display();
     match reason(errno) {
         None if errno == Errno::NOSPC => {
