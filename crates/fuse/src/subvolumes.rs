@@ -5,7 +5,7 @@ use crate::error::MountError;
 use cairn_engine::InodeId;
 use rustix::fs::{FileType, Mode, Stat};
 use rustix::io::Errno;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,28 @@ fn place(path: &Path) -> Result<(PathBuf, &OsStr), MountError> {
     let name = path.file_name().ok_or_else(invalid)?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     Ok((directory.unwrap_or(Path::new(".")).to_owned(), name))
+}
+
+/// The same of the subvolume that `path` leads to: also "." and ".." have a name somewhere.
+///
+/// # Errors
+/// INVAL if it is no directory, BUSY if it is the root directory of a mount, which no name in that
+/// mount leads to.
+fn place_of_subvolume(path: &Path) -> Result<(PathBuf, OsString), MountError> {
+    let refused = |errno| MountError::Refused { path: path.to_owned(), errno };
+    let found = rustix::fs::lstat(path).map_err(refused)?;
+    if !FileType::from_raw_mode(found.st_mode).is_dir() {
+        return Err(refused(Errno::INVAL));
+    }
+    let is_named = path.file_name().is_some();
+    let real = if is_named { None } else { std::fs::canonicalize(path).ok() };
+    if let Ok((directory, name)) = place(real.as_deref().unwrap_or(path))
+        && rustix::fs::stat(&directory).map_err(refused)?.st_dev == found.st_dev
+    {
+        return Ok((directory, name.to_owned()));
+    }
+    ask(path, &Request::Show)?;
+    Err(refused(Errno::BUSY))
 }
 
 /// `failure` of what concerns `path`.
@@ -92,9 +114,10 @@ pub fn fork(source: &Path, path: &Path, early: bool) -> Result<(), MountError> {
 /// back later. For its owner, root, and the server's user.
 ///
 /// # Errors
-/// If it is no subvolume, or may not be removed.
+/// INVAL if it is no subvolume; BUSY if it is shown at the root of a mount or by default, or has
+/// snapshots; or if it may not be removed.
 pub fn remove_subvolume(path: &Path) -> Result<(), MountError> {
-    let (directory, name) = place(path)?;
+    let (directory, name) = place_of_subvolume(path)?;
     let name = name.as_bytes().to_vec();
     let removed = ask(&directory, &Request::Remove { name });
     removed.map(drop).map_err(|failure| about(path, failure))
@@ -117,29 +140,13 @@ pub struct Rollback {
 /// If it is no subvolume, or has no such snapshot (NODATA); or if it is the root directory of a
 /// mount (BUSY), which no name in that mount leads to.
 pub fn rollback(path: &Path, snapshot: &[u8]) -> Result<Rollback, MountError> {
-    let refused = |errno| MountError::Refused { path: path.to_owned(), errno };
-    let found = rustix::fs::lstat(path).map_err(refused)?;
-    if !FileType::from_raw_mode(found.st_mode).is_dir() {
-        return Err(refused(Errno::INVAL));
-    }
-    // "." has a name, too.
-    let is_named = path.file_name().is_some();
-    let real = if is_named { None } else { std::fs::canonicalize(path).ok() };
-    let path = real.as_deref().unwrap_or(path);
-    let above = place(path).map(|(directory, _)| directory).unwrap_or_else(|_| path.to_owned());
-    let is_root = path.file_name().is_none()
-        || rustix::fs::stat(&above).map_err(refused)?.st_dev != found.st_dev;
-    if is_root {
-        ask(path, &Request::Show).map_err(|failure| about(path, failure))?;
-        return Err(refused(Errno::BUSY));
-    }
-    let (directory, name) = place(path)?;
+    let (directory, name) = place_of_subvolume(path)?;
     let request = Request::Rollback { name: name.as_bytes().to_vec(), snapshot: snapshot.to_vec() };
     let answer = ask(&directory, &request).map_err(|failure| about(path, failure))?;
     let done = answer.rolled_back.ok_or_else(|| MountError::OtherBuild(path.to_owned()))?;
     let old = directory.join(path_of_bytes(done.old_name));
     // The kernel learns where the working directories of other programs are now.
-    for path in [path, &old] {
+    for path in [&directory.join(name), &old] {
         let _ = rustix::fs::stat(path);
     }
     Ok(Rollback { old, has_nested: done.has_nested })

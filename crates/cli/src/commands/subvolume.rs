@@ -23,7 +23,8 @@ enum Action {
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Remove subvolumes with everything in them, for good. Forks of them stay as they are.
+    /// Remove subvolumes with everything in them, for good. Forks of them stay as they are. `.`
+    /// is the one whose root directory is the working directory.
     Delete {
         /// Root directories of subvolumes.
         #[arg(required = true)]
@@ -186,7 +187,7 @@ fn deleted(errno: Errno) -> Option<&'static str> {
             Some("holds other subvolumes; delete those first (`cairn subvolume list`)")
         }
         Errno::BUSY => Some(
-            "is shown at the root of this mount, or by default: make another one the default with \
+            "is shown at the root of a mount, or by default: make another one the default with \
              `cairn subvolume set-default`, and delete it through a mount that shows that",
         ),
         Errno::PERM => Some("is not yours: only its owner and root may delete it"),
