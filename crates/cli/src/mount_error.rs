@@ -1,11 +1,15 @@
 //! What an error of a mount means to its user, and what to do about it.
 use crate::commands::fsck::quoted;
 use crate::image::Image;
-use anyhow::{anyhow, ensure};
+use anyhow::anyhow;
 use cairn_engine::Error;
 use cairn_fuse::MountError;
 use rustix::io::Errno;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// What to do on a full volume.
+pub const MAKE_ROOM: &str = "remove files, or delete snapshots, forks, and subvolumes from before \
+                             a rollback; `cairn stats DIR` names them";
 
 /// The error of a volume that could not be opened, or of a part without which it is of no use.
 pub fn of_volume(error: Error, image: &Image, part: Option<&str>) -> anyhow::Error {
@@ -23,10 +27,30 @@ pub fn of_volume(error: Error, image: &Image, part: Option<&str>) -> anyhow::Err
 pub fn explain(error: MountError) -> anyhow::Error {
     match error {
         MountError::NoAnswer { path, errno: Errno::NOTCONN } => server_has_ended(&path),
+        MountError::NoAnswer { ref path, errno: Errno::IO } => {
+            refuse_shut_down(path).err().unwrap_or_else(|| after_unmount(error))
+        }
         error @ MountError::AlreadyMounted { .. } => {
             anyhow!("{error}; unmount it first, or use another directory")
         }
         error => after_unmount(error),
+    }
+}
+
+/// The path and the errno with which a mount has refused a request, for a command that says what
+/// that means there.
+///
+/// # Errors
+/// The explanation of what means the same for every command.
+pub fn refusal(error: MountError) -> anyhow::Result<(PathBuf, Errno)> {
+    match error {
+        MountError::Refused { path, errno } | MountError::PathUnusable { path, errno } => {
+            if errno == Errno::IO {
+                refuse_shut_down(&path)?;
+            }
+            Ok((path, errno))
+        }
+        error => Err(explain(error)),
     }
 }
 
@@ -48,15 +72,14 @@ pub fn after_unmount(error: MountError) -> anyhow::Error {
     }
 }
 
-/// Refuses a volume that was shut down: nothing of it can become durable any more, and the shutdown
-/// reported to its caller what was lost.
+/// Refuses what is in a volume that was shut down: nothing of it can become durable any more, and
+/// the shutdown reported to its caller what was lost.
 pub fn refuse_shut_down(path: &Path) -> anyhow::Result<()> {
-    let shown = path.display();
-    ensure!(
-        !cairn_fuse::is_shut_down(path),
-        "the volume of {shown} was shut down; run `cairn umount {shown}`, then mount the image again"
-    );
-    Ok(())
+    let Some(root) = cairn_fuse::mount_shut_down(path) else { return Ok(()) };
+    let root = root.display();
+    Err(anyhow!(
+        "the volume of {root} was shut down; run `cairn umount {root}`, then mount the image again"
+    ))
 }
 
 /// What a mount point is whose server was killed.

@@ -198,10 +198,11 @@ fn what_can_not_be_compared_is_explained() {
         };
         refused(one, "dir/other", "not of the same subvolume");
         refused("dir", one, "not of the same subvolume");
-        refused(one, "dir/home/plain", "not the root directory");
-        refused("dir/home/plain", one, "not the root directory");
-        refused(one, "dir/file", "not the root directory");
-        refused("dir/.snapshots/home", "dir/home", "not the root directory");
+        for wrong in ["dir/home/plain", "dir/file", "dir/.snapshots", "dir/.snapshots/home"] {
+            let reason = format!("{wrong} is not the root directory");
+            refused(one, wrong, &reason);
+            refused(wrong, one, &reason);
+        }
         refused("dir/.snapshots/home/two", "dir/home", "two does not exist");
         refused(one, "dir/.snapshots/home/two", "two does not exist");
         refused(one, ".", "not in a mount of Cairn");

@@ -189,11 +189,18 @@ fn what_can_not_be_forked_is_said() {
     fs::write(mounted.at("base/file"), "x").unwrap();
     let outside = mounted.path("outside");
     fs::create_dir(&outside).unwrap();
+    mounted.succeeds(&["snapshot", "create", "dir/base", "one"]);
     for (source, new, says) in [
-        ("dir/directory", "dir/fork", "not the root directory of a subvolume"),
-        ("dir/base/file", "dir/fork", "not the root directory of a subvolume"),
-        ("dir/base", "dir/directory", "exists"),
-        ("dir/base", "outside/fork", "not in the same mount"),
+        ("dir/directory", "dir/fork", "dir/directory is not the root directory of a subvolume"),
+        ("dir/base/file", "dir/fork", "dir/base/file is not the root directory of a subvolume"),
+        ("dir/.snapshots", "dir/fork", "dir/.snapshots is not the root directory of a subvolume"),
+        ("dir/.snapshots/base", "dir/fork", "dir/.snapshots/base is not the root directory"),
+        ("dir/base", "dir/.snapshots/fork", "dir/.snapshots/fork was not made"),
+        ("dir/base", "dir/.snapshots/base/fork", "dir/.snapshots/base/fork was not made"),
+        ("dir/base", "dir/.snapshots/base/one/fork", "one/fork was not made"),
+        ("dir/base", "dir/missing/..", "dir/missing/.. has no name"),
+        ("dir/base", "dir/directory", "dir/directory: File exists"),
+        ("dir/base", "outside/fork", "outside/fork is not in the same mount as dir/base"),
         ("dir/base", "dir/missing/fork", "No such file"),
         ("dir/missing", "dir/fork", "No such file"),
         ("outside", "outside/fork", "is not in a mount of Cairn"),

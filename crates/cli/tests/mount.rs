@@ -276,6 +276,11 @@ fn a_shutdown_refuses_everything_until_the_next_mount() {
     mounted.succeeds(&["mkfs", "image", "--size", "64M"]);
     for (round, no_log_flush) in [false, true].into_iter().enumerate() {
         mounted.succeeds(&["mount", "image", "dir", "-o", "commit=600", "--log", "log"]);
+        if round == 0 {
+            mounted.succeeds(&["subvolume", "create", "dir/sub"]);
+            mounted.succeeds(&["snapshot", "create", "dir/sub", "one"]);
+            mounted.succeeds(&["fork", "dir/sub", "dir/fork"]);
+        }
         let (synced, unsynced) = (
             mounted.path(&format!("dir/synced-{round}")),
             mounted.path(&format!("dir/unsynced-{round}")),
@@ -294,12 +299,30 @@ fn a_shutdown_refuses_everything_until_the_next_mount() {
             refused(held.sync_all())
                 && refused(fs::metadata(mounted.path("dir/unknown")).map(drop))
         );
-        for command in ["sync", "shutdown"] {
-            let told = mounted.exits_with(1, &[command, "dir"]);
-            assert!(
-                told.contains("was shut down") && !told.contains("could not be written"),
-                "{told}"
-            );
+        let sub = "dir/sub";
+        for (code, command) in [
+            (1, &["sync", "dir"][..]),
+            (1, &["shutdown", "dir"]),
+            (1, &["trim", "dir"]),
+            (1, &["subvolume", "create", "dir/new"]),
+            (1, &["subvolume", "delete", sub]),
+            (1, &["subvolume", "list", "dir"]),
+            (1, &["subvolume", "show", sub]),
+            (1, &["subvolume", "set-default", sub]),
+            (1, &["snapshot", "create", sub, "new"]),
+            (1, &["snapshot", "list", sub]),
+            (1, &["snapshot", "delete", sub, "one"]),
+            (1, &["snapshot", "hold", sub, "one"]),
+            (1, &["snapshot", "keep", sub]),
+            (1, &["fork", sub, "dir/new"]),
+            (1, &["rollback", sub, "one"]),
+            (2, &["diff", "dir/.snapshots/sub/one", sub]),
+            (2, &["apply", "dir/fork"]),
+        ] {
+            let told = mounted.exits_with(code, command);
+            let advice = "the volume of dir was shut down; run `cairn umount dir`, then";
+            assert!(told.contains(advice), "{command:?}: {told}");
+            assert_eq!(told.lines().count(), 1, "{command:?}: {told}");
         }
         assert!(mounted.is_mounted());
         drop(held);

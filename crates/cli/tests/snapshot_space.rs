@@ -120,6 +120,10 @@ fn a_full_volume_says_which_snapshots_to_delete() {
         mounted.succeeds(&["snapshot", "create", "dir", name]);
     }
     fs::remove_file(mounted.at("file")).unwrap();
+    mounted.succeeds(&["subvolume", "create", "dir/home"]);
+    mounted.succeeds(&["snapshot", "create", "dir/home", "then"]);
+    mounted.succeeds(&["fork", "dir/home", "dir/fork"]);
+    mounted.succeeds(&["rollback", "dir/home", "then"]);
     assert!(!mounted.logged().contains("only in snapshots"));
     let mut written = Ok(());
     for number in 0..100 {
@@ -135,6 +139,7 @@ fn a_full_volume_says_which_snapshots_to_delete() {
     let (large, small) =
         (line.find("\"large\" of \"/\"").unwrap(), line.find("\"small\"").unwrap());
     assert!(line.contains("space was refused") && large < small, "{line}");
+    assert!(line.contains(": \"/home~before-rollback-1\", \"/fork\"; `cairn sub"), "{line}");
     // The same for those who ask.
     let of = &statistics(&mounted)["snapshots"];
     assert!(of["held_bytes"].as_u64().unwrap() >= 21 << 20, "{of}");
@@ -145,6 +150,8 @@ fn a_full_volume_says_which_snapshots_to_delete() {
     assert!(of["most_space"][0]["bytes"].as_u64().unwrap() >= 20 << 20, "{of}");
     let told = mounted.succeeds(&["stats", "dir"]);
     assert!(told.contains("only in snapshot \"large\" of \"/\": 20"), "{told}");
+    assert!(told.contains("a copy that may hold space: \"/home~before-rollback-1\""), "{told}");
+    assert!(!told.contains("a copy that may hold space: \"/home\""), "{told}");
     mounted.succeeds(&["snapshot", "delete", "dir", "large"]);
     wait_until("the space comes back", || {
         let of = &statistics(&mounted)["snapshots"];

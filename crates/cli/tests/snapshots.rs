@@ -372,6 +372,38 @@ fn snapshots_of_subvolumes_stand_below_the_path_of_each() {
     mounted.end();
 }
 
+#[test]
+fn no_snapshot_is_made_that_would_hide_others() {
+    let Some(mounted) = Mounted::with_volume() else { return };
+    fs::create_dir_all(mounted.at("home/ada")).unwrap();
+    fs::create_dir_all(mounted.at("plain")).unwrap();
+    mounted.succeeds(&["subvolume", "create", "dir/home/ada/mail", "dir/home/ada/mail/old"]);
+    // There is nothing to hide yet.
+    mounted.succeeds(&["snapshot", "create", "dir", "home"]);
+    mounted.succeeds(&["snapshot", "delete", "dir", "home"]);
+    mounted.succeeds(&["snapshot", "create", "dir/home/ada/mail/old", "x"]);
+    for (path, name, hidden) in
+        [("dir", "home", "dir/home"), ("dir/home/ada/mail", "old", "dir/home/ada/mail/old")]
+    {
+        let told = mounted.exits_with(1, &["snapshot", "create", path, name]);
+        let expected = format!("a snapshot {name} of {path} would hide the snapshots of {hidden},");
+        assert!(told.contains(&expected) && told.contains("take another name"), "{told}");
+    }
+    // Files, directories that lead to no snapshots, and names elsewhere hide nothing.
+    fs::write(mounted.at("file"), "").unwrap();
+    for (path, name) in [("dir", "file"), ("dir", "plain"), ("dir", "ada"), ("dir", "missing")] {
+        mounted.succeeds(&["snapshot", "create", path, name]);
+    }
+    // A directory that gets such a name later is hidden until it has another one.
+    fs::rename(mounted.at("plain"), mounted.at("elsewhere")).unwrap();
+    fs::rename(mounted.at("home"), mounted.at("plain")).unwrap();
+    let hidden = ".snapshots/plain/ada/mail/old/x";
+    expect_errno(fs::metadata(mounted.at(hidden)), &[Errno::NOENT]);
+    fs::rename(mounted.at("plain"), mounted.at("home")).unwrap();
+    assert!(mounted.at(".snapshots/home/ada/mail/old/x").is_dir());
+    mounted.end();
+}
+
 /// Names can be any bytes, and there can be many of them.
 #[test]
 fn every_snapshot_is_listed() {

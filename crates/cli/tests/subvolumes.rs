@@ -116,6 +116,49 @@ fn a_subvolume_goes_with_all_that_is_in_it() {
 }
 
 #[test]
+fn what_can_not_be_deleted_is_named() {
+    let Some(mounted) = Mounted::with_volume() else { return };
+    mounted.succeeds(&["subvolume", "create", "dir/sub", "dir/sub/inner", "dir/other"]);
+    fs::create_dir_all(mounted.path("dir/sub/plain/deep")).unwrap();
+    mounted.succeeds(&["snapshot", "create", "dir/sub", "one"]);
+    let within = |directory: &str, path: &str| {
+        let mut command = mounted.command(&["subvolume", "delete", path]);
+        let output = command.current_dir(mounted.path(directory)).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    fs::create_dir(mounted.path("outside")).unwrap();
+    let not_root = "is not the root directory of a subvolume";
+    for (directory, path, says) in [
+        (".", "dir", "dir is shown at the root of a mount"),
+        (".", "dir/.", "dir/. is shown at the root of a mount"),
+        ("dir", ".", ". is shown at the root of a mount"),
+        ("dir/sub", "..", ".. is shown at the root of a mount"),
+        ("dir/sub/inner", "..", ".. h"),
+        ("dir/sub/plain", ".", &format!(". {not_root}")),
+        ("dir/sub/plain/deep", "..", &format!(".. {not_root}")),
+        ("dir", "sub/plain", &format!("sub/plain {not_root}")),
+        ("dir", ".snapshots", ".snapshots"),
+        (".", "dir/.snapshots/sub/one", &format!("dir/.snapshots/sub/one {not_root}")),
+        (".", ".", ". is not in a mount of Cairn"),
+        ("outside", "..", ".. is not in a mount of Cairn"),
+        (".", "outside", "outside is not in a mount of Cairn"),
+        (".", "/", "/ is not in a mount of Cairn"),
+        (".", "dir/missing", "dir/missing: No such file"),
+    ] {
+        let (succeeded, told) = within(directory, path);
+        assert!(!succeeded && told.contains(&format!("cairn: {says}")), "{path}: {told}");
+        assert_eq!(told.lines().count(), 1, "{path}: {told}");
+    }
+    let told = mounted.exits_with(1, &["subvolume", "create", "outside/sub"]);
+    assert!(told.contains("outside/sub is not in a mount of Cairn"), "{told}");
+    // The working directory has a name, too.
+    assert!(within("dir/other", ".").0 && !mounted.path("dir/other").exists());
+    assert!(within("dir/sub/inner", ".").0 && !mounted.path("dir/sub/inner").exists());
+    mounted.succeeds(&["umount", "dir"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+}
+
+#[test]
 fn a_mount_shows_the_subvolume_that_it_is_told() {
     let Some(mounted) = Mounted::with_volume() else { return };
     let at = |name: &str| mounted.path(&format!("dir/{name}"));

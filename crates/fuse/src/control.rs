@@ -12,7 +12,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Extended attribute of a mount's root directory: the volume's statistics as JSON.
 pub const XATTR_STATISTICS: &str = "user.cairn.statistics";
@@ -119,6 +119,15 @@ pub fn trim(directory: &Path) -> Result<u64, MountError> {
 /// Whether the volume mounted on `mountpoint` was shut down and its mount has not ended yet.
 pub fn is_shut_down(mountpoint: &Path) -> bool {
     as_owner(mountpoint, |mountpoint| attribute(mountpoint, XATTR_SHUTDOWN)).is_ok()
+}
+
+/// The root directory of the mount that `path` is in, if its volume was shut down.
+pub fn mount_shut_down(path: &Path) -> Option<PathBuf> {
+    // The kernel resolves no path in it any more.
+    let absolute = std::path::absolute(path).unwrap_or_default();
+    let all = path.ancestors().chain(absolute.ancestors());
+    let mut named = all.filter(|one| !one.as_os_str().is_empty());
+    named.find(|one| is_shut_down(one)).map(Path::to_owned)
 }
 
 fn no_answer(directory: &Path, errno: Errno) -> MountError {

@@ -1,10 +1,11 @@
 //! What differs between a subvolume of a mounted volume at two times, for programs.
 //!
 //! The server says it as text.
-use crate::control::{open_in_mount, send_cached_data_of};
+use crate::control::send_cached_data_of;
 use crate::directory_requests::{Comparison, Request, ask};
 use crate::error::MountError;
 use crate::path_text::{decode_path, decode_records, encode_path};
+use crate::subvolumes::status_of_root;
 use rustix::io::Errno;
 use std::path::Path;
 
@@ -17,14 +18,9 @@ pub use cairn_engine::{Changes, Difference, DifferenceKind};
 /// # Errors
 /// If one is no such directory, they are not of one subvolume, or a snapshot can't be read.
 pub fn differences(old: &Path, new: &Path) -> Result<Vec<Difference>, MountError> {
-    let refused = |path: &Path, errno| MountError::Refused { path: path.to_owned(), errno };
-    let status = |path: &Path| {
-        let open = open_in_mount(path)?;
-        rustix::fs::fstat(&open).map_err(|errno| refused(path, errno))
-    };
-    let (of_old, of_new) = (status(old)?, status(new)?);
+    let (of_old, of_new) = (status_of_root(old)?, status_of_root(new)?);
     if of_old.st_dev != of_new.st_dev {
-        return Err(refused(new, Errno::XDEV));
+        return Err(MountError::Refused { path: new.to_owned(), errno: Errno::XDEV });
     }
     let compare = |sent| {
         let answer = ask(old, &Request::Differences { new: of_new.st_ino, sent });

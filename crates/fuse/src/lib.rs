@@ -52,8 +52,8 @@ mod tiny_file_system;
 
 pub use adapter::VolumeHandler;
 pub use control::{
-    XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS, is_shut_down, shut_down, statistics, sync,
-    trim, unmount,
+    XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS, is_shut_down, mount_shut_down, shut_down,
+    statistics, sync, trim, unmount,
 };
 pub use error::MountError;
 pub use kernel::hand_on_standard_streams_only;

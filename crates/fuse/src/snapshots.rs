@@ -17,7 +17,8 @@ pub const DIRECTORY: &str = ".snapshots";
 /// Returns where it is shown below the root of the mount, beginning with [`DIRECTORY`], if it is.
 ///
 /// # Errors
-/// If there is no subvolume, it has a snapshot of this name, or the volume is full.
+/// If there is no subvolume, it has a snapshot of this name, or the volume is full; NOTUNIQ if it
+/// would hide the snapshots of subvolumes in a directory of this name.
 pub fn create_snapshot(path: &Path, name: &[u8]) -> Result<Option<PathBuf>, MountError> {
     control::send_cached_data_of(path)?;
     let request = SnapshotRequest::Create { name: name.to_vec() };

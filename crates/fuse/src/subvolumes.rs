@@ -1,10 +1,11 @@
 //! Subvolumes of a mounted volume, for programs.
-use crate::control::send_cached_data_of;
+use crate::control::{open_in_mount, send_cached_data_of};
 use crate::directory_requests::{Request, ask, path_of_bytes};
 use crate::error::MountError;
-use rustix::fs::{FileType, Mode};
+use cairn_engine::InodeId;
+use rustix::fs::{FileType, Mode, Stat};
 use rustix::io::Errno;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -18,13 +19,54 @@ fn place(path: &Path) -> Result<(PathBuf, &OsStr), MountError> {
     Ok((directory.unwrap_or(Path::new(".")).to_owned(), name))
 }
 
+/// The same of the subvolume that `path` leads to: also "." and ".." have a name somewhere.
+///
+/// # Errors
+/// INVAL if it is no directory, BUSY if it is the root directory of a mount, which no name in that
+/// mount leads to.
+fn place_of_subvolume(path: &Path) -> Result<(PathBuf, OsString), MountError> {
+    let refused = |errno| MountError::Refused { path: path.to_owned(), errno };
+    let found = rustix::fs::lstat(path).map_err(refused)?;
+    if !FileType::from_raw_mode(found.st_mode).is_dir() {
+        return Err(refused(Errno::INVAL));
+    }
+    let is_named = path.file_name().is_some();
+    let real = if is_named { None } else { std::fs::canonicalize(path).ok() };
+    if let Ok((directory, name)) = place(real.as_deref().unwrap_or(path))
+        && rustix::fs::stat(&directory).map_err(refused)?.st_dev == found.st_dev
+    {
+        return Ok((directory, name.to_owned()));
+    }
+    ask(path, &Request::Show)?;
+    Err(refused(Errno::BUSY))
+}
+
 /// `failure` of what concerns `path`.
 fn about(path: &Path, failure: MountError) -> MountError {
     match failure {
         MountError::Refused { errno, .. } => MountError::Refused { path: path.to_owned(), errno },
+        MountError::NotInCairn(_) => MountError::NotInCairn(path.to_owned()),
         MountError::OtherBuild(_) => MountError::OtherBuild(path.to_owned()),
         failure => failure,
     }
+}
+
+/// The status of the root directory of a subvolume or snapshot: the server learns only the number
+/// of one that a request names beside the directory that it goes to.
+///
+/// # Errors
+/// INVAL if it is another directory, or something else.
+pub(crate) fn status_of_root(path: &Path) -> Result<Stat, MountError> {
+    let refused = |errno| MountError::Refused { path: path.to_owned(), errno };
+    let open = open_in_mount(path).map_err(|error| match error {
+        MountError::PathUnusable { errno: Errno::NOTDIR, .. } => refused(Errno::INVAL),
+        MountError::PathUnusable { errno, .. } => refused(errno),
+        error => error,
+    })?;
+    let status = rustix::fs::fstat(&open).map_err(refused)?;
+    let inode = InodeId(status.st_ino);
+    let is_root = inode.made_up_number().is_none() && inode.number() == InodeId::ROOT.number();
+    if is_root { Ok(status) } else { Err(refused(Errno::INVAL)) }
 }
 
 /// Makes a subvolume: a directory at `path`, in a mount of Cairn, with permissions as mkdir(2)
@@ -50,18 +92,16 @@ pub fn create_subvolume(path: &Path) -> Result<(), MountError> {
 /// server's user.
 ///
 /// # Errors
-/// As of mkdir(2); or the source is no subvolume of the same mount.
+/// As of mkdir(2); INVAL of the source if it is no subvolume or snapshot; XDEV if it is in another
+/// mount.
 pub fn fork(source: &Path, path: &Path, early: bool) -> Result<(), MountError> {
     let refused = |at: &Path, errno| MountError::Refused { path: at.to_owned(), errno };
     if rustix::fs::lstat(path).is_ok() {
         return Err(refused(path, Errno::EXIST));
     }
     let (directory, name) = place(path)?;
-    let from = rustix::fs::stat(source).map_err(|errno| refused(source, errno))?;
+    let from = status_of_root(source)?;
     let to = rustix::fs::stat(&directory).map_err(|errno| refused(&directory, errno))?;
-    if !FileType::from_raw_mode(from.st_mode).is_dir() {
-        return Err(refused(path, Errno::INVAL));
-    }
     if from.st_dev != to.st_dev {
         return Err(refused(path, Errno::XDEV));
     }
@@ -74,9 +114,10 @@ pub fn fork(source: &Path, path: &Path, early: bool) -> Result<(), MountError> {
 /// back later. For its owner, root, and the server's user.
 ///
 /// # Errors
-/// If it is no subvolume, or may not be removed.
+/// INVAL if it is no subvolume; BUSY if it is shown at the root of a mount or by default, or has
+/// snapshots; or if it may not be removed.
 pub fn remove_subvolume(path: &Path) -> Result<(), MountError> {
-    let (directory, name) = place(path)?;
+    let (directory, name) = place_of_subvolume(path)?;
     let name = name.as_bytes().to_vec();
     let removed = ask(&directory, &Request::Remove { name });
     removed.map(drop).map_err(|failure| about(path, failure))
@@ -99,29 +140,13 @@ pub struct Rollback {
 /// If it is no subvolume, or has no such snapshot (NODATA); or if it is the root directory of a
 /// mount (BUSY), which no name in that mount leads to.
 pub fn rollback(path: &Path, snapshot: &[u8]) -> Result<Rollback, MountError> {
-    let refused = |errno| MountError::Refused { path: path.to_owned(), errno };
-    let found = rustix::fs::lstat(path).map_err(refused)?;
-    if !FileType::from_raw_mode(found.st_mode).is_dir() {
-        return Err(refused(Errno::INVAL));
-    }
-    // "." has a name, too.
-    let is_named = path.file_name().is_some();
-    let real = if is_named { None } else { std::fs::canonicalize(path).ok() };
-    let path = real.as_deref().unwrap_or(path);
-    let above = place(path).map(|(directory, _)| directory).unwrap_or_else(|_| path.to_owned());
-    let is_root = path.file_name().is_none()
-        || rustix::fs::stat(&above).map_err(refused)?.st_dev != found.st_dev;
-    if is_root {
-        ask(path, &Request::Show).map_err(|failure| about(path, failure))?;
-        return Err(refused(Errno::BUSY));
-    }
-    let (directory, name) = place(path)?;
+    let (directory, name) = place_of_subvolume(path)?;
     let request = Request::Rollback { name: name.as_bytes().to_vec(), snapshot: snapshot.to_vec() };
     let answer = ask(&directory, &request).map_err(|failure| about(path, failure))?;
     let done = answer.rolled_back.ok_or_else(|| MountError::OtherBuild(path.to_owned()))?;
     let old = directory.join(path_of_bytes(done.old_name));
     // The kernel learns where the working directories of other programs are now.
-    for path in [path, &old] {
+    for path in [&directory.join(name), &old] {
         let _ = rustix::fs::stat(path);
     }
     Ok(Rollback { old, has_nested: done.has_nested })

@@ -7,7 +7,7 @@ use cairn_fuse::MountError;
 use cairn_fuse::apply::{
     self, Application, AppliedCounts, Conflict, ConflictKind, Outcome, Winner,
 };
-use cairn_fuse::subvolumes::Subvolume;
+use cairn_fuse::subvolumes::{self, Subvolume};
 use cairn_harness::console;
 use rustix::io::Errno;
 use std::borrow::Cow;
@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let shown = serde_json::to_string_pretty(&Shown::new(&target, &outcome));
         console::print_text(&shown.context("JSON")?)?;
     }
-    let origin = named(&target);
+    let origin = named(fork, &target);
     match outcome {
         Outcome::Applied(counts) => {
             if !json {
@@ -97,15 +97,34 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// How the origin is called.
-fn named(target: &Subvolume) -> String {
-    match &target.path {
-        Some(path) if path.as_os_str() == "/" => {
-            "the subvolume at the root of the mount".to_owned()
-        }
+/// How the origin is called: by its path where the user can reach it, also through a bind mount.
+fn named(fork: &Path, target: &Subvolume) -> String {
+    let Some(of_target) = &target.path else { return format!("the subvolume {}", target.id) };
+    let of_fork = subvolumes::subvolume_at(fork).ok().and_then(|found| found.path);
+    let real = std::fs::canonicalize(fork).ok();
+    let reached = of_fork.and_then(|of_fork| {
+        let beside = |fork| beside(fork, &of_fork, of_target);
+        let mut paths = [Some(fork), real.as_deref()].into_iter().flatten().filter_map(beside);
+        paths.find(|path| {
+            subvolumes::subvolume_at(path).is_ok_and(|found| found.uuid == target.uuid)
+        })
+    });
+    match reached {
         Some(path) => cairn_fsck::shown_path(path.as_os_str().as_bytes()),
-        None => format!("the subvolume {}", target.id),
+        None => {
+            let fork = cairn_fsck::shown_path(fork.as_os_str().as_bytes());
+            format!("the subvolume that {fork} came from")
+        }
     }
+}
+
+/// Where one subvolume should be if `fork` leads to another one; of both, the path in a mount.
+fn beside(fork: &Path, of_fork: &Path, of_target: &Path) -> Option<PathBuf> {
+    let pairs = of_fork.components().zip(of_target.components());
+    let common = pairs.take_while(|(one, other)| one == other).count();
+    let above = fork.ancestors().nth(of_fork.components().count() - common)?;
+    let below: PathBuf = of_target.components().skip(common).collect();
+    Some(if below.as_os_str().is_empty() { above.to_owned() } else { above.join(below) })
 }
 
 /// What was done, in JSON; paths have a replacement character for what is not UTF-8.
@@ -239,12 +258,13 @@ fn advice(fork: &Path, winner: Winner, origin: &str, conflicts: &[Conflict]) -> 
 
 /// What an error means here, and what to do.
 fn explain(fork: &Path, error: MountError) -> anyhow::Error {
-    let (errno, path) = match error {
-        MountError::Refused { errno, path } | MountError::PathUnusable { errno, path } => {
-            (errno, path)
-        }
-        MountError::NoAnswer { errno: errno @ Errno::ACCESS, path } => (errno, path),
-        error => return mount_error::explain(error),
+    let refusal = match error {
+        MountError::NoAnswer { errno: errno @ Errno::ACCESS, path } => Ok((path, errno)),
+        error => mount_error::refusal(error),
+    };
+    let (path, errno) = match refusal {
+        Ok(refusal) => refusal,
+        Err(explained) => return explained,
     };
     let (fork, path) = (fork.display(), path.display());
     let reason = match errno {
@@ -257,9 +277,10 @@ fn explain(fork: &Path, error: MountError) -> anyhow::Error {
             "the subvolume that {fork} came from was removed, so there is nothing to apply its \
              changes to; {fork} has all files itself, and `mv` can give it the other one's name"
         ),
-        Errno::NOSPC => "nothing was changed: the volume has no room for what would be new; \
-                         remove files, or delete snapshots"
-            .to_owned(),
+        Errno::NOSPC => format!(
+            "nothing was changed: the volume has no room for what would be new; {}",
+            mount_error::MAKE_ROOM
+        ),
         Errno::MLINK => "nothing was changed: both are compared through temporary snapshots, and \
                          no number is left for one; delete some, then mount the volume again"
             .to_owned(),
@@ -291,6 +312,21 @@ mod tests {
 
     fn conflict(kind: ConflictKind) -> Conflict {
         Conflict { path: b"a/\xff\n".to_vec(), kind }
+    }
+
+    #[test]
+    fn the_origin_is_found_from_the_path_of_the_fork() {
+        let beside = |fork: &str, of_fork: &str, of_target: &str| {
+            beside(Path::new(fork), Path::new(of_fork), Path::new(of_target))
+        };
+        let is_at = |path: &str| Some(PathBuf::from(path));
+        assert_eq!(beside("dir/a/b", "/a/b", "/a/c"), is_at("dir/a/c"));
+        assert_eq!(beside("dir/a/b", "/a/b", "/c/d"), is_at("dir/c/d"));
+        assert_eq!(beside("dir/a", "/a", "/"), is_at("dir"));
+        assert_eq!(beside("dir/a/b", "/a/b", "/a"), is_at("dir/a"));
+        assert_eq!(beside("/bound/b", "/a/b", "/a/c"), is_at("/bound/c"));
+        assert_eq!(beside("b", "/a/b", "/a/c"), is_at("c"));
+        assert_eq!(beside("b", "/a/b", "/c"), None);
     }
 
     #[test]

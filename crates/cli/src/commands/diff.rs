@@ -120,17 +120,15 @@ fn line(difference: &Difference) -> String {
 
 /// What an error means here, and what to do.
 fn explain(old: &Path, new: &Path, error: MountError) -> anyhow::Error {
-    let (errno, path) = match error {
-        MountError::Refused { errno, path } | MountError::PathUnusable { errno, path } => {
-            (errno, path)
-        }
-        error => return mount_error::explain(error),
+    let (path, errno) = match mount_error::refusal(error) {
+        Ok(refusal) => refusal,
+        Err(explained) => return explained,
     };
     let (old, new, path) = (old.display(), new.display(), path.display());
     let reason = match errno {
         Errno::NOENT => format!("{path} does not exist; `cairn snapshot list` shows snapshots"),
         Errno::INVAL | Errno::NOTDIR => format!(
-            "{old} or {new} is not the root directory of a subvolume or snapshot: name the \
+            "{path} is not the root directory of a subvolume or snapshot: name the \
              directory of a subvolume, or DIR/.snapshots/PATH/NAME"
         ),
         Errno::XDEV => format!(
@@ -144,10 +142,11 @@ fn explain(old: &Path, new: &Path, error: MountError) -> anyhow::Error {
         Errno::STALE => "a snapshot was deleted meanwhile, or the server waited too long for this \
                          command; run it again"
             .to_owned(),
-        Errno::NOSPC | Errno::MLINK => "a subvolume is compared through a temporary snapshot, for \
-                                        which the volume has no room: compare two snapshots, or \
-                                        remove files"
-            .to_owned(),
+        Errno::NOSPC | Errno::MLINK => format!(
+            "a subvolume is compared through a temporary snapshot, for which the volume has no \
+             room: compare two snapshots, or {}",
+            mount_error::MAKE_ROOM
+        ),
         errno => format!("{path}: {errno}"),
     };
     anyhow::anyhow!(reason)

@@ -38,17 +38,22 @@ Examples:
 /// When it is in no mount of Cairn, or the volume refuses.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { source, new, early } = arguments;
-    subvolumes::fork(source, new, *early).map_err(|error| explain(source, error))
+    subvolumes::fork(source, new, *early).map_err(|error| explain(source, new, error))
 }
 
 /// What an error means here, and what to do.
-fn explain(source: &Path, error: MountError) -> anyhow::Error {
-    let MountError::Refused { path, errno } = error else { return mount_error::explain(error) };
+fn explain(source: &Path, new: &Path, error: MountError) -> anyhow::Error {
+    let (path, errno) = match mount_error::refusal(error) {
+        Ok(refusal) => refusal,
+        Err(explained) => return explained,
+    };
+    let is_new = path == new;
     let (path, source) = (path.display(), source.display());
     match errno {
+        Errno::INVAL if is_new => anyhow::anyhow!("{path} has no name for a subvolume"),
         Errno::INVAL => anyhow::anyhow!(
-            "{source} is not the root directory of a subvolume or snapshot, or {path} has no name \
-             for one: only subvolumes can be forked (`cairn subvolume create` makes one)"
+            "{path} is not the root directory of a subvolume or snapshot: only these can be forked \
+             (`cairn subvolume list` and `cairn snapshot list` show them)"
         ),
         Errno::XDEV => anyhow::anyhow!("{path} is not in the same mount as {source}"),
         Errno::PERM => anyhow::anyhow!(
@@ -59,11 +64,13 @@ fn explain(source: &Path, error: MountError) -> anyhow::Error {
             "{path} was not made: no number is left for a subvolume; delete some, then mount the \
              volume again"
         ),
-        Errno::NOSPC => anyhow::anyhow!(
-            "{path} was not made: the volume is full; remove files, or delete snapshots \
-             (`cairn snapshot list` shows what each gives back)"
+        Errno::NOSPC => {
+            anyhow::anyhow!("{path} was not made: the volume is full; {}", mount_error::MAKE_ROOM)
+        }
+        Errno::ROFS => anyhow::anyhow!(
+            "{path} was not made: the volume is mounted read-only, or the directory belongs to \
+             snapshots"
         ),
-        Errno::ROFS => anyhow::anyhow!("{path} was not made: the volume is mounted read-only"),
         errno => anyhow::anyhow!("{path}: {errno}"),
     }
 }

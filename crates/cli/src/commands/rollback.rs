@@ -55,11 +55,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// What an error means here, and what to do.
 fn explain(path: &Path, snapshot: &OsStr, error: MountError) -> anyhow::Error {
-    let error = match error {
-        MountError::PathUnusable { path, errno } => MountError::Refused { path, errno },
-        error => error,
+    let errno = match mount_error::refusal(error) {
+        Ok((_, errno)) => errno,
+        Err(explained) => return explained,
     };
-    let MountError::Refused { errno, .. } = error else { return mount_error::explain(error) };
     let (path, snapshot) = (path.display(), cairn_fsck::shown_path(snapshot.as_bytes()));
     let reason = match errno {
         Errno::INVAL | Errno::NOTDIR => format!(
@@ -76,7 +75,7 @@ fn explain(path: &Path, snapshot: &OsStr, error: MountError) -> anyhow::Error {
              then unmount and mount the volume. `-o subvolume=ID` shows the old one again"
         ),
         Errno::NOSPC => {
-            "nothing was changed: the volume is full; remove files, or delete snapshots".to_owned()
+            format!("nothing was changed: the volume is full; {}", mount_error::MAKE_ROOM)
         }
         Errno::PERM => {
             format!("{path} is not yours: only its owner and root may roll it back")

@@ -215,7 +215,7 @@ fn create_named_by_time(path: &Path) -> anyhow::Result<Option<PathBuf>> {
         let name =
             OsString::from(if number == 1 { name.clone() } else { format!("{name}-{number}") });
         match snapshots::create_snapshot(path, name.as_bytes()) {
-            Err(MountError::Refused { errno: Errno::EXIST, .. }) => {}
+            Err(MountError::Refused { errno: Errno::EXIST | Errno::NOTUNIQ, .. }) => {}
             made => return made.map_err(|error| explain(path, &name, error)),
         }
     }
@@ -393,13 +393,12 @@ fn shown_time(ns: u64) -> String {
 }
 
 /// What an error means here, and what to do.
-fn explain(path: &Path, name: &OsStr, error: MountError) -> anyhow::Error {
-    let error = match error {
-        MountError::PathUnusable { path, errno } => MountError::Refused { path, errno },
-        error => error,
+fn explain(path: &Path, given: &OsStr, error: MountError) -> anyhow::Error {
+    let errno = match mount_error::refusal(error) {
+        Ok((_, errno)) => errno,
+        Err(explained) => return explained,
     };
-    let MountError::Refused { errno, .. } = error else { return mount_error::explain(error) };
-    let (shown, name) = (path.display(), cairn_fsck::shown_path(name.as_bytes()));
+    let (shown, name) = (path.display(), cairn_fsck::shown_path(given.as_bytes()));
     let reason = match errno {
         Errno::INVAL | Errno::NOTDIR => format!(
             "{shown} is not the root directory of a subvolume: only subvolumes have snapshots \
@@ -413,16 +412,21 @@ fn explain(path: &Path, name: &OsStr, error: MountError) -> anyhow::Error {
                 "{shown} has a snapshot {name} already: take another name, or delete that first"
             )
         }
+        Errno::NOTUNIQ => {
+            let below = cairn_fsck::shown_path(path.join(given).as_os_str().as_bytes());
+            format!(
+                "a snapshot {name} of {shown} would hide the snapshots of {below}, or of \
+                 subvolumes below it, in {}: take another name",
+                snapshots::DIRECTORY
+            )
+        }
         Errno::NODATA => {
             format!("{shown} has no snapshot {name}; `cairn snapshot list {shown}` shows them")
         }
         Errno::BUSY => format!(
             "the snapshot {name} is held; release it first: `cairn snapshot release {shown} {name}`"
         ),
-        Errno::NOSPC => format!(
-            "the volume is full: remove files, or delete snapshots (`cairn snapshot list {shown}` \
-             shows what each gives back)"
-        ),
+        Errno::NOSPC => format!("the volume is full; {}", mount_error::MAKE_ROOM),
         Errno::PERM => format!(
             "{shown} is not yours: only the owner of a subvolume and root make and delete its \
              snapshots"

@@ -196,6 +196,12 @@ fn snapshot_lines(snapshots: &SnapshotStatistics) -> Vec<String> {
             format!("only in snapshot {:?} of {of:?}: {}", share.name, size(share.bytes))
         }));
     }
+    lines.extend(
+        snapshots
+            .copies
+            .iter()
+            .map(|path| format!("nearly full; a copy that may hold space: {path:?}")),
+    );
     lines
 }
 
@@ -331,6 +337,7 @@ mod tests {
             cleanup_lists_left: 3,
             held_bytes: Some(1 << 30),
             most_space: vec![share("a", Some("/home")), share("b", None)],
+            copies: vec!["/trial".into()],
         };
         assert_eq!(
             snapshot_lines(&full),
@@ -339,6 +346,7 @@ mod tests {
                 "nearly full; only in snapshots: 1 GiB",
                 "only in snapshot \"a\" of \"/home\": 2 MiB",
                 "only in snapshot \"b\" of \"subvolume 300\": 2 MiB",
+                "nearly full; a copy that may hold space: \"/trial\"",
             ]
         );
     }

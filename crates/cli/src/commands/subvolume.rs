@@ -23,7 +23,8 @@ enum Action {
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Remove subvolumes with everything in them, for good. Forks of them stay as they are.
+    /// Remove subvolumes with everything in them, for good. Forks of them stay as they are. `.`
+    /// is the one whose root directory is the working directory.
     Delete {
         /// Root directories of subvolumes.
         #[arg(required = true)]
@@ -142,9 +143,15 @@ impl<'s> Shown<'s> {
 
 /// What an error means here, and what to do: `reason` says it for one command.
 fn explain(error: MountError, reason: fn(Errno) -> Option<&'static str>) -> anyhow::Error {
-    let MountError::Refused { path, errno } = error else { return mount_error::explain(error) };
+    let (path, errno) = match mount_error::refusal(error) {
+        Ok(refusal) => refusal,
+        Err(explained) => return explained,
+    };
     let path = path.display();
     match reason(errno) {
+        None if errno == Errno::NOSPC => {
+            anyhow::anyhow!("{path}: the volume is full; {}", mount_error::MAKE_ROOM)
+        }
         Some(reason) => anyhow::anyhow!("{path} {reason}"),
         None => anyhow::anyhow!("{path}: {errno}"),
     }
@@ -154,6 +161,9 @@ fn explain(error: MountError, reason: fn(Errno) -> Option<&'static str>) -> anyh
 fn created(errno: Errno) -> Option<&'static str> {
     match errno {
         Errno::INVAL => Some("has no name for a subvolume"),
+        Errno::ROFS => Some(
+            "was not made: the volume is mounted read-only, or the directory belongs to snapshots",
+        ),
         Errno::MLINK => Some(
             "was not made: no number is left for a subvolume; delete some, then mount the volume \
              again",
@@ -177,7 +187,7 @@ fn deleted(errno: Errno) -> Option<&'static str> {
             Some("holds other subvolumes; delete those first (`cairn subvolume list`)")
         }
         Errno::BUSY => Some(
-            "is shown at the root of this mount, or by default: make another one the default with \
+            "is shown at the root of a mount, or by default: make another one the default with \
              `cairn subvolume set-default`, and delete it through a mount that shows that",
         ),
         Errno::PERM => Some("is not yours: only its owner and root may delete it"),

@@ -59,6 +59,37 @@ fn what_can_not_be_applied_is_explained() {
     });
 }
 
+/// A path that is named exists where the user is.
+#[test]
+fn the_origin_is_named_as_a_bind_mount_shows_it() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let Some(mounted) = Mounted::with_volume() else { return };
+    fs::create_dir(mounted.at("work")).unwrap();
+    fs::create_dir_all(mounted.path("bound")).unwrap();
+    mounted.succeeds(&["subvolume", "create", "dir/work/base", "dir/far"]);
+    mounted.succeeds(&["fork", "dir/work/base", "dir/work/fork"]);
+    mounted.succeeds(&["fork", "dir/far", "dir/work/of far"]);
+    for directory in ["work/fork", "work/of far"] {
+        fs::write(mounted.at(directory).join("new"), "new").unwrap();
+    }
+    let script = "mount --bind dir/work bound && $cairn apply bound/fork && \
+                  $cairn apply 'bound/of far' && cd bound/fork && $cairn apply .";
+    let cairn = env!("CARGO_BIN_EXE_cairn");
+    if let Some(output) = mounted.in_own_namespace(script, &[("cairn", cairn)]) {
+        let told = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{told}");
+        let lines: Vec<&str> = told.lines().collect();
+        assert!(lines[0].starts_with("bound/base has the changes of bound/fork now"), "{told}");
+        let far = "the subvolume that bound/of far came from has the changes of bound/of far now";
+        assert!(lines[1].starts_with(far), "{told}");
+        let own = mounted.path("bound/base");
+        assert!(lines[2].starts_with(&format!("{} has all changes of .", own.display())), "{told}");
+    }
+    mounted.end();
+}
+
 /// Without room for what is new nothing is changed, and the same command works when there is.
 #[test]
 fn a_full_volume_stays_as_it_is() {
@@ -78,7 +109,7 @@ fn a_full_volume_stays_as_it_is() {
         drop(filler);
         let before = tree(base);
         let told = mounted.exits_with(2, &["apply", "dir/fork"]);
-        assert!(told.contains("has no room"), "{told}");
+        assert!(told.contains("has no room") && told.contains("delete snapshots, forks"), "{told}");
         assert_eq!(tree(base), before);
         mounted.remount();
         assert_eq!(tree(base), before);

@@ -1,5 +1,7 @@
-//! Which snapshots hold the most space, for users who need some: in the statistics of a volume that
-//! is nearly full, and in a message when space was refused.
+//! Which snapshots hold the most space, and which other copies may hold some, for users who need
+//! it: in the statistics of a volume that is nearly full, and in a message when space was refused.
+//!
+//! What a copy has alone would have to be counted in its tree, so no size is said of it.
 //!
 //! Lock discipline: none is held by the callers.
 use crate::Result;
@@ -16,6 +18,8 @@ use std::time::Duration;
 const MESSAGE_INTERVAL: Duration = Duration::from_secs(60);
 /// The volume is nearly full when less than this part of it is available.
 const FULL_PART: u64 = 32;
+/// Copies that a message names.
+const COPIES_SHOWN: usize = 5;
 
 /// What deleted snapshots gave back, and on a volume that is nearly full what the others hold.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -33,6 +37,9 @@ pub struct SnapshotStatistics {
     pub held_bytes: Option<u64>,
     /// The snapshots that have the most of these alone, the most first.
     pub most_space: Vec<SnapshotShare>,
+    /// On a volume that is nearly full, forks, and subvolumes from before a rollback: what they
+    /// have changed is theirs alone, and they keep what they have of others.
+    pub copies: Vec<String>,
 }
 
 /// What the deletion of a snapshot gives back.
@@ -78,6 +85,7 @@ impl Names {
         {
             statistics.held_bytes = Some(held.bytes);
             statistics.most_space = held.most;
+            statistics.copies = held.copies;
         }
         statistics
     }
@@ -85,7 +93,8 @@ impl Names {
     /// What snapshots hold, the one that holds most alone first.
     fn held_space(&self) -> Result<Held> {
         let HeldSpace { blocks, most } = uncounted(|| self.store.held_space())?;
-        let paths = if most.is_empty() {
+        let copies = uncounted(|| self.copies()).unwrap_or_default();
+        let paths = if most.is_empty() && copies.is_empty() {
             Default::default()
         } else {
             uncounted(|| self.paths_of_subvolumes()).unwrap_or_default()
@@ -98,13 +107,36 @@ impl Names {
             bytes: blocks * BLOCK_SIZE as u64,
         };
         let most = most.into_iter().map(share).collect();
-        Ok(Held { bytes: blocks * BLOCK_SIZE as u64, most })
+        let name = |id: u64| paths.get(&id).map_or_else(|| nameless(id), shown);
+        let copies = copies.into_iter().map(name).collect();
+        Ok(Held { bytes: blocks * BLOCK_SIZE as u64, most, copies })
+    }
+
+    /// Forks, and subvolumes whose place a rollback has given to another one, but for the one that
+    /// is shown by default.
+    fn copies(&self) -> Result<Vec<u64>> {
+        let mut found = self.store.subvolumes()?;
+        found.retain(|one| !one.is_dying && !one.is_default);
+        let mut copies = Vec::new();
+        for one in found {
+            let is_fork = one.origin.is_some() && !one.continues;
+            if is_fork || self.store.line_of(one.id)?.last().is_some_and(|last| *last != one.id) {
+                copies.push(one.id);
+            }
+        }
+        Ok(copies)
     }
 }
 
 struct Held {
     bytes: u64,
     most: Vec<SnapshotShare>,
+    copies: Vec<String>,
+}
+
+/// A subvolume that has no name in this mount.
+fn nameless(id: u64) -> String {
+    format!("subvolume {id}")
 }
 
 fn size_text(bytes: u64) -> String {
@@ -116,22 +148,39 @@ fn size_text(bytes: u64) -> String {
 }
 
 fn message(held: &Held) -> Option<String> {
+    let parts: Vec<_> = [message_of_snapshots(held), message_of_copies(&held.copies)].into();
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| format!("space was refused: {}", parts.join("; ")))
+}
+
+fn message_of_snapshots(held: &Held) -> Option<String> {
     if held.bytes == 0 {
         return None;
     }
-    let mut text = format!(
-        "space was refused: {} are only in snapshots, which can be deleted",
-        size_text(held.bytes)
-    );
+    let mut text = format!("{} are only in snapshots, which can be deleted", size_text(held.bytes));
     for (index, share) in held.most.iter().enumerate() {
         let before = if index == 0 { "; the most alone have" } else { "," };
-        let subvolume =
-            share.path.clone().unwrap_or_else(|| format!("subvolume {}", share.subvolume));
+        let subvolume = share.path.clone().unwrap_or_else(|| nameless(share.subvolume));
         let _ =
             write!(text, "{before} {:?} of {subvolume:?} ({})", share.name, size_text(share.bytes));
     }
     text.push_str("; `cairn snapshot delete --dry-run` says what several have together");
     Some(text)
+}
+
+fn message_of_copies(copies: &[String]) -> Option<String> {
+    let shown: Vec<_> = copies.iter().take(COPIES_SHOWN).map(|copy| format!("{copy:?}")).collect();
+    let more = match copies.len() - shown.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!shown.is_empty()).then(|| {
+        format!(
+            "forks and subvolumes from before a rollback may hold space: {}{more}; \
+             `cairn subvolume delete` removes what is not needed",
+            shown.join(", ")
+        )
+    })
 }
 
 #[cfg(test)]
@@ -146,12 +195,21 @@ mod tests {
             name: name.into(),
             bytes,
         };
-        assert_eq!(message(&Held { bytes: 0, most: Vec::new() }), None);
-        let text = message(&Held { bytes: 5 << 30, most: Vec::new() }).unwrap();
+        let held = |bytes, most| Held { bytes, most, copies: Vec::new() };
+        assert_eq!(message(&held(0, Vec::new())), None);
+        let text = message(&held(5 << 30, Vec::new())).unwrap();
         assert!(text.contains("5120 MiB are only in snapshots, which can be deleted; `"), "{text}");
         let most = vec![share("a", 20 << 20, Some("/home")), share("b\n", 8192, None)];
-        let text = message(&Held { bytes: 5 << 30, most }).unwrap();
+        let text = message(&held(5 << 30, most)).unwrap();
         let expected = "; the most alone have \"a\" of \"/home\" (20 MiB), \"b\\n\" of \"subvolume 300\" (8 KiB); ";
         assert!(text.contains(expected), "{text}");
+        // Without a snapshot, too.
+        let copies = (0..7).map(|number| format!("/fork{number}")).collect();
+        let text = message(&Held { copies, ..held(0, Vec::new()) }).unwrap();
+        assert!(text.starts_with("space was refused: forks and "), "{text}");
+        assert!(
+            text.contains(": \"/fork0\", \"/fork1\"") && text.contains("and 2 more; "),
+            "{text}"
+        );
     }
 }

@@ -9,11 +9,23 @@ fn superblocks_are_shown_with_their_damage() {
     volume.flip(volume.superblock_places()[0], 100, 1);
     let dump = dump_super(&volume.device).unwrap();
     let newest: Vec<bool> = dump.superblocks.iter().map(|superblock| superblock.newest).collect();
-    assert_eq!(newest, [false, true, true]);
-    assert!(dump.superblocks[0].problem.as_ref().unwrap().contains("checksum mismatch"));
+    assert_eq!(newest, [true, true, false]);
+    assert!(dump.superblocks[2].problem.as_ref().unwrap().contains("checksum mismatch"));
     assert!(dump.to_string().contains("generation   5, unmounted"));
     let json = serde_json::to_value(&dump).unwrap();
-    assert_eq!(json["superblocks"][1]["fields"]["next_inode"], 62);
+    assert_eq!(json["superblocks"][0]["fields"]["next_inode"], 62);
+}
+
+#[test]
+fn the_newest_superblock_is_shown_first() {
+    let volume = TestVolume::full();
+    let dump = dump_super(&volume.device).unwrap();
+    let generations: Vec<u64> =
+        dump.superblocks.iter().map(|one| one.fields.as_ref().unwrap().generation).collect();
+    assert_eq!(generations.len(), 3);
+    assert!(generations.is_sorted_by(|one, next| one >= next), "{generations:?}");
+    assert!(dump.superblocks[0].newest);
+    assert!(dump.to_string().lines().next().unwrap().ends_with(" (newest)"));
 }
 
 #[test]

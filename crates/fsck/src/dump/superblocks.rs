@@ -3,12 +3,13 @@ use crate::{FsckError, superblocks};
 use cairn_blockdev::BlockDevice;
 use cairn_format::Superblock;
 use serde::Serialize;
+use std::cmp::Reverse;
 use std::fmt;
 
 /// All superblocks of a volume.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SuperDump {
-    /// Slot 0, slot 1, the copy at the end.
+    /// The newest first, those that are not valid last.
     pub superblocks: Vec<SuperblockDump>,
 }
 
@@ -104,7 +105,9 @@ pub fn dump_super(device: &dyn BlockDevice) -> Result<SuperDump, FsckError> {
             problem: slot.as_ref().err().cloned(),
             fields: slot.as_ref().ok().map(SuperblockFields::new),
         };
-    Ok(SuperDump { superblocks: found.slots.iter().map(dump).collect() })
+    let mut superblocks: Vec<_> = found.slots.iter().map(dump).collect();
+    superblocks.sort_by_key(|one| Reverse(one.fields.as_ref().map(|fields| fields.generation)));
+    Ok(SuperDump { superblocks })
 }
 
 impl fmt::Display for SuperDump {

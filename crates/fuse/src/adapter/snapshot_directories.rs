@@ -2,7 +2,8 @@
 //!
 //! Each stands for a *live* directory: the root, the root directory of a subvolume with snapshots,
 //! or one on the way there. It holds the snapshots of that subvolume, and the directories that
-//! stand for those below. If a snapshot has the name of such a directory, the snapshot wins.
+//! stand for those below. No snapshot gets the name of such a directory; if one has it, because the
+//! directory came later, the snapshot wins.
 //!
 //! Mode, owner and group are those of the live directory at the time of the request, and the kernel
 //! keeps neither attributes nor names. So it refuses here what it refuses there. A number stands
@@ -16,6 +17,7 @@
 use super::attributes::{attr_out, statx_out};
 use super::snapshot_ways::{KeptWays, Ways};
 use super::{Answer, VolumeHandler, answer, answer_bytes, answer_status, fail};
+use crate::directory_requests::{self, Request};
 use crate::kernel;
 use crate::protocol::directory_list::ListedName;
 use crate::protocol::wire::{AttrOut, EntryOut, StatxOut};
@@ -112,6 +114,15 @@ impl SnapshotDirectories {
     }
 }
 
+/// Whether a snapshot with this name, of the subvolume with the root directory `live`, would hide
+/// others. What can't be read is not shown, so it can't be hidden.
+pub(super) fn would_hide(volume: &Volume, live: InodeId, name: &[u8]) -> bool {
+    let Ok(below) = volume.lookup(live, name) else { return false };
+    volume.forget(below.inode, 1);
+    below.file_type == FileType::Directory
+        && Ways::new(volume).is_ok_and(|ways| ways.lead_to(below.inode))
+}
+
 /// What a name in one of these directories is.
 enum Found {
     /// The one that stands for this live directory.
@@ -197,7 +208,12 @@ impl VolumeHandler {
             Op::Fsync { .. } | Op::FsyncDirectory { .. } => {
                 answer_status(reply, Ok::<_, Errno>(()))
             }
-            Op::Ioctl { command: kernel::IOCTL_SUBVOLUMES, .. } => reply.error(Errno::INVAL),
+            Op::Ioctl { command: kernel::IOCTL_SUBVOLUMES, input, .. } => {
+                reply.error(match directory_requests::decode(input) {
+                    Some(Request::Create { .. } | Request::Fork { .. }) => Errno::ROFS,
+                    _ => Errno::INVAL,
+                });
+            }
             _ => return Some(reply),
         }
         None
