@@ -145,8 +145,8 @@ impl<'a> Oracle<'a> {
         Ok(())
     }
 
-    /// Damages the dead runs of a copy of a recovered image, where `choice` says, has them repaired,
-    /// and compares.
+    /// Damages the dead runs of a copy of a recovered image, where `choice` says, has them
+    /// repaired, and compares.
     ///
     /// # Errors
     /// The repair loses something, or the judge is blind.

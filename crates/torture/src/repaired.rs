@@ -1,11 +1,11 @@
-//! Repairs of recovered states: a node of the tree of dead runs is damaged, fsck repairs the volume,
-//! and everything is as it was.
+//! Repairs of recovered states: a node of the tree of dead runs is damaged, fsck repairs the
+//! volume, and everything is as it was.
 //!
-//! No file, snapshot or fork needs a dead list to be read, and the trees of all of them say what the
-//! lists must hold. So this damage may cost nothing. Required of the repaired volume:
+//! No file, snapshot or fork needs a dead list to be read, and the trees of all of them say what
+//! the lists must hold. So this damage may cost nothing. Required of the repaired volume:
 //!
-//! - It has the same names, attributes, times, lengths, bytes, numbers of allocated blocks, snapshots
-//!   and forks. The judge has accepted these of the recovered state.
+//! - It has the same names, attributes, times, lengths, bytes, numbers of allocated blocks,
+//!   snapshots and forks. The judge has accepted these of the recovered state.
 //! - The repair reports no loss, and a check finds nothing: each block in use is counted once, and
 //!   kept for a snapshot if and only if its tree has it.
 //! - No more blocks are in use than before, but for the nodes that the repair has written.
