@@ -7,6 +7,9 @@ use cairn_format::{
 /// Nodes per read: 1 MiB.
 pub(crate) const NODES_PER_READ: usize = 64;
 
+/// What is wrong with a pointer to a place where no node can be.
+pub(crate) const OUTSIDE: &str = "a pointer to it leads outside the volume, or between nodes";
+
 /// Reads from one volume.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
@@ -80,7 +83,7 @@ impl Reader<'_> {
         self.geometry.contains(range) && range.end().0 <= self.blocks_present()
     }
 
-    /// The nodes at `addresses` (which [`Reader::contains`] accepted), each one or its problem in
+    /// The nodes at `addresses` (which [`Reader::has_node`] accepted), each one or its problem in
     /// words.
     pub(crate) fn nodes(&self, addresses: &[BlockNumber]) -> Vec<Result<Node, String>> {
         let mut nodes = Vec::with_capacity(addresses.len());
@@ -109,8 +112,16 @@ impl Reader<'_> {
         if self.device.copies() == 1 { Err(problem) } else { self.node(address) }
     }
 
-    /// The node at `address`, or its problem in words.
+    /// Whether a node can be at `address`. A pointer may lead anywhere.
+    pub(crate) fn has_node(&self, address: BlockNumber) -> bool {
+        address.0.is_multiple_of(NODE_BLOCKS) && self.contains(BlockRange::node(address))
+    }
+
+    /// The node at `address`, or its problem in words. Any address will do.
     pub(crate) fn node(&self, address: BlockNumber) -> Result<Node, String> {
+        if !self.has_node(address) {
+            return Err(OUTSIDE.into());
+        }
         read_decoded(self.device, BlockRange::node(address), |page| self.decode(page, address))
     }
 

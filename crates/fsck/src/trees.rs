@@ -7,7 +7,7 @@ use crate::FsckError;
 use crate::checker::{Checker, LostNode};
 use crate::forks::{self, Lineage};
 use crate::object::ObjectId;
-use crate::reader::NODES_PER_READ;
+use crate::reader::{NODES_PER_READ, OUTSIDE};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots;
 use crate::snapshots::dead_runs;
@@ -214,8 +214,8 @@ impl TreeWalk<'_, '_> {
         let range = BlockRange::node(block);
         let problem = if level >= LEVELS_MAX {
             Some(format!("the pointer to it says level {level}"))
-        } else if !block.0.is_multiple_of(NODE_BLOCKS) || !self.checker.reader.contains(range) {
-            Some("a pointer to it leads outside the volume, or between nodes".to_string())
+        } else if !self.checker.reader.has_node(block) {
+            Some(OUTSIDE.to_string())
         } else if expected.is_counted_elsewhere() {
             // A snapshot has it, and so somebody else counts it.
             None

@@ -296,7 +296,7 @@ pub fn run(
             // Few steps are about subvolumes: a sample may have none.
             let promises = &mut floors.promises;
             (promises.subvolumes, promises.snapshots, promises.forks) = (0, 0, 0);
-            floors.snapshot_images = 0;
+            (floors.snapshot_images, floors.repaired) = (0, 0);
         }
         report.too_little = floors.too_little((runs, states), during_recovery, checked);
     }

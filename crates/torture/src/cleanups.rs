@@ -37,38 +37,56 @@ pub struct Counts {
 /// # Errors
 /// It is not.
 pub fn counts(device: &dyn BlockDevice) -> Result<Counts, String> {
+    let mut counts = Counts::default();
+    visit_nodes(device, &mut |node| {
+        for (key, _) in node.items().filter(|_| node.level() == 0) {
+            let is = |kind| key.kind == kind as u8;
+            counts.snapshots += u64::from(is(ItemKind::Snapshot));
+            counts.cleanups += u64::from(is(ItemKind::Cleanup));
+            counts.lists += u64::from(is(ItemKind::DeadList));
+            counts.dead_runs += u64::from(is(ItemKind::DeadRuns));
+        }
+    })?;
+    Ok(counts)
+}
+
+/// The newest superblock.
+pub(crate) fn newest_superblock(device: &dyn BlockDevice) -> Result<Superblock, String> {
     let decoded = |slot: &BlockNumber| {
         let bytes = read(device, BlockRange::new(*slot, 1)).ok()?;
         Superblock::decode(&bytes, *slot).ok()
     };
     let superblock = Geometry::SUPERBLOCKS.iter().filter_map(decoded).max_by_key(|s| s.generation);
-    let superblock = superblock.ok_or("no superblock")?;
-    let (mut counts, mut todo) = (Counts::default(), vec![superblock.root.block]);
+    superblock.ok_or_else(|| "there is no superblock".into())
+}
+
+/// Visits the nodes of the root tree, and of those of subvolumes and dead runs, of a volume that is
+/// whole.
+pub(crate) fn visit_nodes(
+    device: &dyn BlockDevice,
+    visit: &mut dyn FnMut(&Node),
+) -> Result<(), String> {
+    let superblock = newest_superblock(device)?;
+    let mut todo = vec![superblock.root.block];
     while let Some(block) = todo.pop() {
         let page: Box<[u8; NODE_SIZE]> = read(device, BlockRange::node(block))?
             .into_boxed_slice()
             .try_into()
             .map_err(|_| "a node's length")?;
         let node = Node::decode(page, superblock.volume, block).map_err(|e| e.to_string())?;
+        visit(&node);
         if node.level() > 0 {
             todo.extend((0..node.count()).map(|index| node.child(index).block));
             continue;
         }
-        for (key, value) in node.items() {
-            let is = |kind| key.kind == kind as u8;
-            if node.tree() == TREE_ROOTS {
-                let root = RootItem::decode(value).map_err(|error| error.to_string())?;
-                if [TREE_DEAD.0, TREE_SUBVOLUMES.0].contains(&key.inode) {
-                    todo.push(root.root.block);
-                }
+        for (key, value) in node.items().filter(|_| node.tree() == TREE_ROOTS) {
+            let root = RootItem::decode(value).map_err(|error| error.to_string())?;
+            if [TREE_DEAD.0, TREE_SUBVOLUMES.0].contains(&key.inode) {
+                todo.push(root.root.block);
             }
-            counts.snapshots += u64::from(is(ItemKind::Snapshot));
-            counts.cleanups += u64::from(is(ItemKind::Cleanup));
-            counts.lists += u64::from(is(ItemKind::DeadList));
-            counts.dead_runs += u64::from(is(ItemKind::DeadRuns));
         }
     }
-    Ok(counts)
+    Ok(())
 }
 
 fn read(device: &dyn BlockDevice, range: BlockRange) -> Result<Vec<u8>, String> {

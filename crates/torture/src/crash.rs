@@ -178,6 +178,9 @@ pub(crate) fn expect_clean_but_for(
     }
 }
 
+/// Of so many recovered states the dead runs of one are damaged and repaired.
+const REPAIR_ONE_OF: u64 = 8;
+
 /// Checks states of one record.
 struct Judge<'a> {
     oracle: Oracle<'a>,
@@ -255,7 +258,14 @@ impl Judge<'_> {
             self.report.finished_late += 1;
             finish_orphans(&|| self.device(state, false))?;
         }
-        expect_cleanups_to_end(&|| self.device(state, false))
+        expect_cleanups_to_end(&|| self.device(state, false))?;
+        let choice = hash((state.key, "repaired"));
+        if choice.is_multiple_of(REPAIR_ONE_OF) {
+            let copy = Arc::new(state.device.snapshot());
+            let copy = self.composition.open(&copy, state.present, false)?;
+            self.oracle.judge_repair(&copy, choice / REPAIR_ONE_OF)?;
+        }
+        Ok(())
     }
 
     /// Judges a state of the record, and now and then what recovery and a second crash make of it.

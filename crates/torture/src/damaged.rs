@@ -1,21 +1,42 @@
-//! A damaged image on purpose. fsck must find an error in it; a run that accepts it does not heed
+//! Damaged images on purpose. fsck must find an error in each; a run that accepts one does not heed
 //! what fsck finds.
+use crate::cleanups::{newest_superblock, visit_nodes};
 use cairn_blockdev::BlockDevice;
-use cairn_format::{BLOCK_SIZE, Geometry, Superblock};
+use cairn_format::{BLOCK_SIZE, BlockNumber, TREE_DEAD};
 
 /// Flips the bits of a byte in the root of the root tree.
 ///
 /// # Errors
 /// There is no superblock, or the device fails.
 pub(crate) fn damage_root(device: &dyn BlockDevice) -> Result<(), String> {
+    damage(device, newest_superblock(device)?.root.block)
+}
+
+/// The block of a node of the tree of dead runs, which `choice` chooses; `None` if no list has a
+/// run.
+///
+/// # Errors
+/// The volume is not whole, or the device fails.
+pub(crate) fn dead_runs_node(
+    device: &dyn BlockDevice,
+    choice: u64,
+) -> Result<Option<BlockNumber>, String> {
+    let (mut nodes, mut has_runs) = (Vec::new(), false);
+    visit_nodes(device, &mut |node| {
+        if node.tree() == TREE_DEAD {
+            nodes.push(node.address());
+            has_runs |= node.level() > 0 || node.count() > 0;
+        }
+    })?;
+    Ok(has_runs.then(|| nodes[(choice % nodes.len() as u64) as usize]))
+}
+
+/// Flips the bits of a byte in a node.
+///
+/// # Errors
+/// The device fails.
+pub(crate) fn damage(device: &dyn BlockDevice, place: BlockNumber) -> Result<(), String> {
     let mut bytes = vec![0; BLOCK_SIZE];
-    let mut newest: Option<Superblock> = None;
-    for slot in Geometry::SUPERBLOCKS {
-        device.read(slot.offset_bytes(), &mut bytes).map_err(|error| error.to_string())?;
-        let superblock = Superblock::decode(&bytes, slot).ok();
-        newest = newest.into_iter().chain(superblock).max_by_key(|found| found.generation);
-    }
-    let place = newest.ok_or("there is no superblock to find the trees by")?.root.block;
     device.read(place.offset_bytes(), &mut bytes).map_err(|error| error.to_string())?;
     bytes[BLOCK_SIZE / 2] ^= 0xFF;
     device.write(place.offset_bytes(), &[&bytes]).map_err(|error| error.to_string())

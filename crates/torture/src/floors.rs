@@ -31,6 +31,8 @@ pub struct Floors {
     pub promises: Promises,
     /// Different images with a promise about a snapshot in force.
     pub snapshot_images: u64,
+    /// Recovered images whose dead runs were damaged and repaired.
+    pub repaired: u64,
     /// Wrong states on purpose.
     pub planted: u64,
 }
@@ -65,6 +67,7 @@ impl Floors {
             applied: 0,
         },
         snapshot_images: 500,
+        repaired: 60,
         planted: 850,
     };
     /// Of searches of recorded runs (`cairn torture systematic`).
@@ -92,6 +95,7 @@ impl Floors {
             applied: 15,
         },
         snapshot_images: 18,
+        repaired: 1,
         planted: 40,
     };
     /// Of searches of workloads from a file, and of sequences that begin with a chosen step: these
@@ -112,6 +116,7 @@ impl Floors {
             applied: 0,
         },
         snapshot_images: 0,
+        repaired: 0,
         ..Self::SEARCH
     };
     /// Of runs with a fault (`cairn torture faults`).
@@ -140,15 +145,20 @@ impl Floors {
             applied: 0,
         },
         snapshot_images: 0,
+        repaired: 0,
         planted: 760,
     };
 
     /// The floors of a search with these options.
     #[must_use]
     pub fn with(self, options: &SearchOptions) -> Self {
-        let during_recovery = self.during_recovery * SearchOptions::default().recover_one_of;
+        let of_recovered = |floor: u64| {
+            let all = floor * SearchOptions::default().recover_one_of;
+            all.checked_div(options.recover_one_of).unwrap_or(0)
+        };
         let mut floors = Self {
-            during_recovery: during_recovery.checked_div(options.recover_one_of).unwrap_or(0),
+            during_recovery: of_recovered(self.during_recovery),
+            repaired: of_recovered(self.repaired),
             ..self
         };
         if options.boundaries_only {
@@ -178,6 +188,7 @@ impl Floors {
             ("states with reordered writes", checked.reordered, self.reordered),
             ("power failures in a recovery", during_recovery, self.during_recovery),
             ("images with promised snapshots", checked.snapshot_images, self.snapshot_images),
+            ("repaired images", checked.repaired, self.repaired),
             ("planted wrong states", checked.planted, self.planted),
         ];
         let promised =

@@ -57,6 +57,7 @@ pub mod readable;
 pub mod recorded;
 pub mod references;
 pub mod refusal;
+mod repaired;
 #[cfg(not(feature = "shuttle"))]
 pub mod run_report;
 pub mod runner;

@@ -14,6 +14,7 @@ use crate::planted::{Wrong, is_stale, out_of_order, with_bad_file, with_older};
 use crate::planted_forks::{with_foreign_fork, with_half_applied};
 use crate::planted_snapshots::with_wrong_snapshot;
 use crate::promises::{Kind, Ledger, Promise, Promises};
+use crate::repaired::Repair;
 use crate::sabotage::Sabotage;
 use crate::snapshot::show;
 use crate::survivors::Survived;
@@ -41,6 +42,8 @@ pub struct Checked {
     pub promises: Promises,
     /// Different images that were judged with a promise about a snapshot in force.
     pub snapshot_images: u64,
+    /// Recovered images whose dead runs were damaged and repaired.
+    pub repaired: u64,
     /// Wrong states on purpose; the judge refused each.
     pub planted: u64,
 }
@@ -54,6 +57,7 @@ impl Checked {
         self.reordered += other.reordered;
         self.promises.add(&other.promises);
         self.snapshot_images += other.snapshot_images;
+        self.repaired += other.repaired;
         self.planted += other.planted;
     }
 }
@@ -81,6 +85,8 @@ pub(crate) struct Oracle<'a> {
     orders_left: u32,
     /// Whether fsck has looked at a damaged image.
     damage_planted: bool,
+    /// Whether the judge of repairs has looked at wrong states.
+    repair_planted: bool,
     /// What was accepted last.
     last: Option<Arc<Found>>,
     random: Seeded,
@@ -101,6 +107,7 @@ impl<'a> Oracle<'a> {
             planted: vec![[false; Wrong::COUNT]; histories.len()],
             orders_left: ORDERS,
             damage_planted: false,
+            repair_planted: false,
             last: None,
             random: Seeded::new(histories.len() as u64),
         }
@@ -135,6 +142,38 @@ impl<'a> Oracle<'a> {
             return Err("the judge is blind: it accepts a damaged root of the trees".into());
         }
         self.checked.planted += 1;
+        Ok(())
+    }
+
+    /// Damages the dead runs of a copy of a recovered image, where `choice` says, has them
+    /// repaired, and compares.
+    ///
+    /// # Errors
+    /// The repair loses something, or the judge is blind.
+    pub(crate) fn judge_repair(
+        &mut self,
+        copy: &Arc<dyn BlockDevice>,
+        choice: u64,
+    ) -> Result<(), String> {
+        let sabotage = self.sabotage();
+        // Data that could not be written is an error that no repair mends.
+        if sabotage == Sabotage::NothingRepaired
+            || self.histories.iter().any(|history| history.may_be_unreadable)
+        {
+            return Ok(());
+        }
+        let Some(repair) = Repair::of(copy, choice)? else { return Ok(()) };
+        repair.judge(sabotage)?;
+        self.checked.repaired += 1;
+        if std::mem::replace(&mut self.repair_planted, true) {
+            return Ok(());
+        }
+        for (name, wrong) in repair.planted() {
+            if repair.judge_as(&wrong, sabotage).is_ok() {
+                return Err(format!("the judge is blind: it accepts {name}"));
+            }
+            self.checked.planted += 1;
+        }
         Ok(())
     }
 

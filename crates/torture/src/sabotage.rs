@@ -81,6 +81,10 @@ pub enum Sabotage {
     IgnoresFsck,
     /// The judge accepts what it finds wrong.
     ErrorsAreFine,
+    /// The judge accepts whatever a repair leaves.
+    AcceptsRepairs,
+    /// Nothing is damaged and repaired.
+    NothingRepaired,
 }
 
 impl Sabotage {

@@ -251,6 +251,8 @@ impl<'a> Search<'a> {
             finish_orphans(&|| Ok(copy.clone() as Arc<dyn BlockDevice>))?;
         }
         self.report.recovered += 1;
+        let copy = Arc::new(state.snapshot()) as Arc<dyn BlockDevice>;
+        self.oracle.judge_repair(&copy, fingerprint)?;
         if self.oracle.sabotage() == Sabotage::NoCrashInRecovery {
             return Ok(());
         }

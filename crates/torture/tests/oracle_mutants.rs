@@ -67,6 +67,8 @@ const SEARCHES: &[(Sabotage, Killer)] = &[
     (Sabotage::NothingAfterTheFirstSync, Planted("older")),
     (Sabotage::IgnoresFsck, Planted("a damaged root of the trees")),
     (Sabotage::ErrorsAreFine, Planted("bytes from nowhere")),
+    (Sabotage::AcceptsRepairs, Planted("a repair that loses a name")),
+    (Sabotage::NothingRepaired, Floor("repaired images")),
 ];
 
 /// Those rows whose faults are tried.
@@ -149,6 +151,8 @@ const RANDOM_RUNS: &[(Sabotage, Killer)] = &[
     (Sabotage::SnapshotsByName, Planted("bytes from nowhere in a snapshot")),
     (Sabotage::AcceptsAnythingOlder, Planted("")),
     (Sabotage::IgnoresFsck, Planted("a damaged root of the trees")),
+    (Sabotage::AcceptsRepairs, Planted("a repair that loses a name")),
+    (Sabotage::NothingRepaired, Floor("repaired images")),
 ];
 
 fn random_runs(sabotage: Sabotage) -> (CrashReport, Option<CrashFinding>) {

@@ -3,9 +3,9 @@ use crate::reader::Reader;
 use crate::{FsckError, superblocks};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
-    BlockNumber, BlockRange, CleanupItem, DeadListItem, DeadRun, DirectoryEntry, EntryTarget,
-    Extent, FileType, InodeItem, ItemKind, Key, NODE_BLOCKS, Node, NodePointer, Origin, RootItem,
-    SnapshotItem, SubvolumeItem, TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
+    BlockNumber, CleanupItem, DeadListItem, DeadRun, DirectoryEntry, EntryTarget, Extent, FileType,
+    InodeItem, ItemKind, Key, Node, NodePointer, Origin, RootItem, SnapshotItem, SubvolumeItem,
+    TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
 };
 use serde::Serialize;
 use std::fmt;
@@ -83,9 +83,7 @@ impl DumpWalk<'_> {
     /// Dumps a node and the nodes below it. Levels go down by one, so the walk ends whatever the
     /// nodes hold.
     fn visit(&mut self, block: BlockNumber, level: u8) {
-        let readable = level < LEVELS_MAX
-            && block.0.is_multiple_of(NODE_BLOCKS)
-            && self.reader.contains(BlockRange::node(block));
+        let readable = level < LEVELS_MAX && self.reader.has_node(block);
         let node = if readable {
             self.reader.node(block)
         } else {

@@ -9,8 +9,8 @@ use crate::snapshots::fingerprint::mixed;
 use crate::snapshots::{SubvolumeSnapshots, visit_nodes};
 use crate::trees::{ExpectedNode, children, contradiction};
 use cairn_format::{
-    BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, NODE_BLOCKS, Node, NodePointer,
-    TreeId, node::LEVELS_MAX,
+    BlockNumber, BlockRange, Extent, Generation, ItemKind, Key, Node, NodePointer, TreeId,
+    node::LEVELS_MAX,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -85,9 +85,7 @@ pub(crate) fn not_of_origin(
 }
 
 fn is_readable(reader: &Reader<'_>, pointer: &NodePointer) -> bool {
-    pointer.level < LEVELS_MAX
-        && pointer.block.0.is_multiple_of(NODE_BLOCKS)
-        && reader.contains(BlockRange::node(pointer.block))
+    pointer.level < LEVELS_MAX && reader.has_node(pointer.block)
 }
 
 /// The node, if nothing contradicts it.

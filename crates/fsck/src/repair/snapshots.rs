@@ -30,8 +30,7 @@ use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots::{shown, visit_nodes};
 use cairn_format::{
     BlockNumber, BlockRange, DeadListItem, DeadRun, Extent, ExtentKind, Generation, ItemKind, Key,
-    NODE_BLOCKS, NodePointer, Origin, SnapshotItem, SubvolumeItem, TREE_DEAD, TreeId,
-    node::LEVELS_MAX,
+    NodePointer, Origin, SnapshotItem, SubvolumeItem, TREE_DEAD, TreeId, node::LEVELS_MAX,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -393,10 +392,8 @@ impl Walk<'_, '_> {
     fn visit(&mut self, pointer: NodePointer, above: Generation, levels: u8) -> bool {
         let NodePointer { block, generation, level } = pointer;
         let range = BlockRange::node(block);
-        let is_possible = block.0.is_multiple_of(NODE_BLOCKS)
-            && self.reader.contains(range)
-            && (1..=above.0).contains(&generation.0)
-            && level < levels;
+        let is_possible =
+            self.reader.has_node(block) && (1..=above.0).contains(&generation.0) && level < levels;
         if !is_possible {
             return false;
         }

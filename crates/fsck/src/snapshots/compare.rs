@@ -52,9 +52,7 @@ pub(crate) fn visit_nodes(reader: &Reader<'_>, root: NodePointer, visit: &mut dy
         if !met.insert(pointer.block) {
             continue;
         }
-        let range = BlockRange::node(pointer.block);
-        let node = reader.contains(range).then(|| reader.node(pointer.block));
-        let Some(Ok(node)) = node else { continue };
+        let Ok(node) = reader.node(pointer.block) else { continue };
         if node.level() != pointer.level {
             continue;
         }

@@ -9,14 +9,13 @@ use crate::FsckError;
 use crate::checker::Checker;
 use crate::file_tree::FileTree;
 use crate::forks::{self, Lineage};
-use crate::reader::{NODES_PER_READ, Reader};
+use crate::reader::{NODES_PER_READ, OUTSIDE, Reader};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::trees::{ExpectedNode, children, contradiction};
 use crate::{items, namespace};
 use cairn_format::{
-    BlockNumber, BlockRange, DirectoryEntry, Extent, Generation, INODE_ORPHANS, InodeItem,
-    ItemKind, Key, NODE_BLOCKS, Node, Origin, SnapshotItem, TREE_SUBVOLUMES, TreeId, XattrItem,
-    decode_orphan, node::LEVELS_MAX,
+    BlockNumber, DirectoryEntry, Extent, Generation, INODE_ORPHANS, InodeItem, ItemKind, Key, Node,
+    Origin, SnapshotItem, TREE_SUBVOLUMES, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
 };
 
 /// So many snapshots are checked as a whole.
@@ -199,10 +198,8 @@ impl SnapshotWalk<'_, '_> {
         let parent = expected.parent_generation;
         if expected.pointer.level >= LEVELS_MAX {
             Some(format!("the pointer to it says level {}", expected.pointer.level))
-        } else if !block.0.is_multiple_of(NODE_BLOCKS)
-            || !self.checker.reader.contains(BlockRange::node(block))
-        {
-            Some("a pointer to it leads outside the volume, or between nodes".to_string())
+        } else if !self.checker.reader.has_node(block) {
+            Some(OUTSIDE.to_string())
         } else if generation > parent || generation.0 == 0 {
             Some(format!("generation {generation} below a parent of generation {parent}"))
         } else {
