@@ -92,17 +92,16 @@ impl Store {
                 self.commit()?;
             }
             let births = cleanup.oldest.next()..=newest;
-            let lists: Vec<_> = self.trees.dead_lists(id).collect::<Result<_>>()?;
+            let lists = self.trees.dead_lists_begun_in(id, cleanup.lists_from..cleanup.lists_to);
+            let lists: Vec<_> = lists.collect::<Result<_>>()?;
             // While it rests, another thread may end it.
             let mut goes_on =
                 || !interrupted() && (!self.rest(&mut pace) || self.has_cleanup(id, newest));
             for (since, list) in lists {
-                if (cleanup.lists_from..cleanup.lists_to).contains(&since) {
-                    if !self.clean_list(id, list, &births, &mut goes_on)? {
-                        return Ok(());
-                    }
-                    self.drop_list_if_unneeded(id, since, list)?;
+                if !self.clean_list(id, list, &births, &mut goes_on)? {
+                    return Ok(());
                 }
+                self.drop_list_if_unneeded(id, since, list)?;
             }
             let mut operation = self.begin_on_snapshots(id)?;
             let records = self.trees.lock_records();
