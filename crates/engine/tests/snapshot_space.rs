@@ -286,3 +286,40 @@ fn a_later_cleanup_finds_what_died_after_an_earlier_one() {
     assert!(used_without > 40);
     volume.close().unwrap();
 }
+
+/// Of snapshots that follow each other without a transaction between, each has one dead list that
+/// its cleanup has to read: not those of the next one, and not one less.
+#[test]
+fn a_cleanup_takes_the_lists_of_its_own_interval() {
+    const BLOCKS: u64 = 4;
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 0, 3], [2, 0, 3, 1]] {
+        let device = device();
+        let volume = open(&device, None);
+        let inode = put(&volume, volume.root(), b"file", &[1; 32 * BLOCK_SIZE]);
+        volume.sync().unwrap();
+        let without_bookkeeping = || used(&volume) - OnDevice::new(&device).bookkeeping();
+        let first = without_bookkeeping();
+        let mut made: Vec<u64> = Vec::new();
+        for number in 0..4_u64 {
+            let name = number.to_string();
+            let snapshot = volume.create_snapshot(volume.root(), name.as_bytes()).unwrap();
+            made.push(snapshot.generation);
+            for block in 0..BLOCKS {
+                // Some blocks that the snapshot before has, too, and one that only this one has.
+                let at = if block == 0 { 0 } else { number * BLOCKS + block };
+                volume.write(inode, at * BLOCK_SIZE as u64, &[2; BLOCK_SIZE]).unwrap();
+            }
+        }
+        assert!(made.windows(2).all(|two| two[0] + 1 == two[1]), "{made:?}");
+        for number in order {
+            let before = without_bookkeeping();
+            let said = volume.space_of_snapshots(FIRST, &[made[number]]).unwrap();
+            volume.delete_snapshot(FIRST, number.to_string().as_bytes()).unwrap();
+            let freed = before - without_bookkeeping();
+            assert_eq!(freed, said, "{number} in the order {order:?}");
+        }
+        assert_eq!(without_bookkeeping(), first, "{order:?}");
+        volume.forget(inode, 1);
+        volume.close().unwrap();
+    }
+}

@@ -4,6 +4,10 @@
 pub(crate) use parking_lot::{Condvar, RawMutex, RawRwLock};
 use std::time::Duration;
 
+pub(crate) fn unlock_fair<T: ?Sized>(guard: parking_lot::MutexGuard<'_, T>) {
+    parking_lot::MutexGuard::unlock_fair(guard);
+}
+
 /// Waits until notified or until `timeout` has passed; returns whether it passed.
 pub(crate) fn wait_for<T: ?Sized>(
     condvar: &Condvar,

@@ -79,6 +79,16 @@ impl<T: ?Sized> Mutex<T> {
     }
 }
 
+impl<T: ?Sized> MutexGuard<'_, T> {
+    /// Releases the mutex to the thread that waits longest, if any does. Who takes it again at once
+    /// would otherwise get it before the waiter has woken up.
+    pub fn unlock_fair(self) {
+        let Self { inner, held } = self;
+        backend::unlock_fair(inner);
+        drop(held);
+    }
+}
+
 impl<T: ?Sized> Deref for MutexGuard<'_, T> {
     type Target = T;
 

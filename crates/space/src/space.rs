@@ -433,6 +433,19 @@ impl Space {
         Ok(())
     }
 
+    /// As [`Self::free`] for all of `ranges`, which are disjoint, or for none of them.
+    ///
+    /// # Errors
+    /// One of them is not referenced.
+    ///
+    /// # Panics
+    /// If `running` was unpinned already.
+    pub fn free_all(&self, ranges: &[BlockRange], running: Generation) -> Result<(), SpaceError> {
+        let mut groups = self.groups.lock();
+        ranges.iter().try_for_each(|range| groups.require_referenced(*range))?;
+        ranges.iter().try_for_each(|range| self.pin(&mut groups, *range, running))
+    }
+
     /// Hands out a cluster for a node; it counts as referenced at once.
     ///
     /// # Errors
@@ -548,9 +561,11 @@ impl Space {
                 blocks += range.blocks;
             }
             self.pinned_blocks.fetch_sub(blocks, Ordering::Relaxed);
-            drop(groups);
+            groups.unlock_fair();
             ledger.budget.freed(blocks, clusters_formed);
             ledger.satisfy();
+            // Those who write need both locks between two batches.
+            ledger.unlock_fair();
         }
     }
 

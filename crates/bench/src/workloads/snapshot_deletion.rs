@@ -27,6 +27,8 @@ const SNAPSHOTS: u64 = 50;
 const MORE: u64 = 8;
 const LIVE: &str = "live";
 const POLL: Duration = Duration::from_millis(1);
+/// Rarely, so that it is not the asking that disturbs the clients.
+const POLL_BESIDE: Duration = Duration::from_millis(10);
 
 const RANDOM: &str = "random order";
 const ORDERS: [&str; 3] = ["oldest first", "newest first", RANDOM];
@@ -85,8 +87,10 @@ fn delete_beside(
             let (subvolumes, live) = (snapshots::of(&*in_client.target)?, in_client.path(LIVE));
             recorder.time(BESIDE, || subvolumes.delete_snapshots(&live, &names))?;
             while client.goes_on() && counter(&in_client, "cleanups_left")? > 0 {
-                clock::sleep(POLL);
+                clock::sleep(POLL_BESIDE);
             }
+            // The commit that makes the blocks free belongs to it.
+            in_client.target.sync_all()?;
             client.completed();
             Ok(())
         })?;

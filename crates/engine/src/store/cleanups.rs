@@ -13,11 +13,12 @@ use crate::{InodeId, Result};
 use cairn_btree::Tree;
 use cairn_environment::clock::{self, Monotonic};
 use cairn_format::{DeadRun, Generation, ItemKind, Key, LogSeq, TreeId};
+use cairn_space::SpaceError;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// How long a cleanup works before it looks whether others work, too.
-const SLICE: Duration = Duration::from_millis(1);
+const SLICE: Duration = Duration::from_micros(150);
 /// It rests so many times as long then, but not longer than that.
 const REST: u32 = 4;
 const REST_MAX: Duration = Duration::from_millis(20);
@@ -92,20 +93,19 @@ impl Store {
                 self.commit()?;
             }
             let births = cleanup.oldest.next()..=newest;
-            let lists: Vec<_> = self.trees.dead_lists(id).collect::<Result<_>>()?;
+            let lists = self.trees.dead_lists_begun_in(id, cleanup.lists_from..cleanup.lists_to);
+            let lists: Vec<_> = lists.collect::<Result<_>>()?;
             // While it rests, another thread may end it.
             let mut goes_on =
                 || !interrupted() && (!self.rest(&mut pace) || self.has_cleanup(id, newest));
             for (since, list) in lists {
-                if (cleanup.lists_from..cleanup.lists_to).contains(&since) {
-                    if !self.clean_list(id, list, &births, &mut goes_on)? {
-                        if interrupted() {
-                            return Ok(());
-                        }
-                        continue 'cleanups;
+                if !self.clean_list(id, list, &births, &mut goes_on)? {
+                    if interrupted() {
+                        return Ok(());
                     }
-                    self.drop_list_if_unneeded(id, since, list)?;
+                    continue 'cleanups;
                 }
+                self.drop_list_if_unneeded(id, since, list)?;
             }
             let mut operation = self.begin_on_snapshots(id)?;
             let records = self.trees.lock_records();
@@ -214,25 +214,24 @@ impl Operation<'_> {
             return Ok(());
         }
         let (due, kept): (Vec<_>, Vec<_>) = runs.into_iter().partition(is_due);
-        // Damage is found before anything is changed.
-        if let Some(run) = due.iter().find(|run| !store.space.is_referenced(run.range)) {
-            return Err(store
-                .trees
-                .damaged(format!("a dead run at {} not in use", run.range.start)));
-        }
         let tree = store.trees.dead_runs().ok_or_else(|| store.trees.damaged_dead_runs())?;
+        let ranges: Vec<_> = due.iter().map(|run| run.range).collect();
+        // Damage is found before anything is changed. The lock is taken once: others, who write,
+        // need it, too.
+        store.space.free_all(&ranges, self.generation()).map_err(|error| match error {
+            SpaceError::Conflict { range, .. } => {
+                store.trees.damaged(format!("a dead run at {} not in use", range.start))
+            }
+            error => error.into(),
+        })?;
         self.note_unlogged_change();
         if kept.is_empty() {
             tree.remove(&self.change(), &key)?;
         } else {
             tree.insert(&self.change(), key, &DeadRun::encode_all(&kept))?;
         }
-        let mut blocks = 0;
-        for run in &due {
-            blocks += run.range.blocks;
-            store.space.free(run.range, self.generation())?;
-        }
-        store.snapshot_counts.note_freed(due.len() as u64, blocks);
+        let blocks = ranges.iter().map(|range| range.blocks).sum();
+        store.snapshot_counts.note_freed(ranges.len() as u64, blocks);
         Ok(())
     }
 }

@@ -199,8 +199,9 @@ impl Store {
     /// Step 3; whether it was not interrupted.
     fn discard_lists(&self, id: TreeId, ending: &Ending<'_>) -> Result<bool> {
         let Some(from) = self.trees.discarded_since(id)? else { return Ok(true) };
-        let lists: Vec<_> = self.trees.dead_lists(id).collect::<Result<_>>()?;
-        for (since, list) in lists.into_iter().filter(|(since, _)| *since >= from) {
+        let lists = self.trees.dead_lists_begun_in(id, from..Generation(u64::MAX));
+        let lists: Vec<_> = lists.collect::<Result<_>>()?;
+        for (since, list) in lists {
             let first = Key::dead_runs(list, Generation(0), 0);
             while let Some((key, _)) = self.trees.runs_from(first)? {
                 let mut operation = self.begin_on_snapshots(id)?;

@@ -81,15 +81,10 @@ impl Store {
         from: Generation,
         visit: &mut dyn FnMut(usize, &DeadRun),
     ) -> Result<()> {
-        let discarded = self.trees.discarded_since(id)?;
-        for list in self.trees.dead_lists(id) {
+        let to = self.trees.discarded_since(id)?.unwrap_or(Generation(u64::MAX));
+        for list in self.trees.dead_lists_begun_in(id, from..to) {
             let (since, list) = list?;
-            if discarded.is_some_and(|first| since >= first) {
-                continue;
-            }
-            let Some(newest) = newest_up_to(snapshots, since).filter(|_| since >= from) else {
-                continue;
-            };
+            let Some(newest) = newest_up_to(snapshots, since) else { continue };
             for item in self.trees.runs_of(list) {
                 let runs = item?.1;
                 let held = runs.iter().filter(|run| run.birth <= snapshots[newest]);
@@ -158,8 +153,10 @@ impl Store {
             for cleanup in self.trees.cleanups(id) {
                 let (_, cleanup) = cleanup?;
                 cleanups += 1;
-                for list in self.trees.dead_lists(id) {
-                    lists += u64::from((cleanup.lists_from..cleanup.lists_to).contains(&list?.0));
+                let begun_in = cleanup.lists_from..cleanup.lists_to;
+                for list in self.trees.dead_lists_begun_in(id, begun_in) {
+                    list?;
+                    lists += 1;
                 }
             }
         }

@@ -6,7 +6,7 @@ use crate::readable_tree::ReadableTree;
 use crate::reader::Reader;
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::trees::{ExpectedNode, children, contradiction};
-use cairn_format::{BlockNumber, BlockRange, Key, NODE_BLOCKS, SnapshotItem, TreeId};
+use cairn_format::{BlockNumber, Key, SnapshotItem, TreeId};
 use std::collections::BTreeMap;
 
 /// Leaves in key order, and keys whose items are lost.

@@ -9,6 +9,7 @@ use cairn_format::{
 };
 use cairn_space::Boundary;
 use std::collections::HashSet;
+use std::ops::{Range, RangeInclusive};
 
 impl Trees {
     /// Grows with each change of where subvolumes and their snapshots are, when others can see it.
@@ -68,10 +69,16 @@ impl Trees {
         id: TreeId,
         kind: ItemKind,
     ) -> impl Iterator<Item = Result<(Generation, Vec<u8>)>> {
-        let tree = self.records.get().map(|records| &records.tree);
-        let keys = Key::all_of_subvolume(id, kind);
-        let items = tree.into_iter().flat_map(move |tree| tree.range(keys.clone()));
-        items.map(|item| {
+        self.items_with(Some(Key::all_of_subvolume(id, kind)))
+    }
+
+    /// Values of the items with these keys, with their generations, in their order.
+    fn items_with(
+        &self,
+        keys: Option<RangeInclusive<Key>>,
+    ) -> impl Iterator<Item = Result<(Generation, Vec<u8>)>> {
+        let records = self.records.get().zip(keys).into_iter();
+        records.flat_map(|(records, keys)| records.tree.range(keys)).map(|item| {
             let (key, value) = item?;
             Ok((Generation(key.offset), value))
         })
@@ -82,7 +89,19 @@ impl Trees {
         &self,
         id: TreeId,
     ) -> impl Iterator<Item = Result<(Generation, u64)>> {
-        self.items_of(id, ItemKind::DeadList).map(|item| {
+        self.dead_lists_begun_in(id, Generation(0)..Generation(u64::MAX))
+    }
+
+    /// The dead lists of `id` that transactions in `interval` began, by these. Others are not read.
+    pub(in crate::store) fn dead_lists_begun_in(
+        &self,
+        id: TreeId,
+        interval: Range<Generation>,
+    ) -> impl Iterator<Item = Result<(Generation, u64)>> {
+        let key = |since| Key::of_subvolume(id, ItemKind::DeadList, since);
+        let keys = (interval.start < interval.end)
+            .then(|| key(interval.start)..=key(Generation(interval.end.0 - 1)));
+        self.items_with(keys).map(|item| {
             let (since, value) = item?;
             Ok((since, DeadListItem::decode(&value)?.list))
         })
