@@ -109,18 +109,18 @@ impl SnapshotDirectories {
         }
     }
 
+    /// Whether a snapshot with this name, of the subvolume with the root directory `live`, would
+    /// hide others. What can't be read is not shown, so it can't be hidden.
+    pub(super) fn would_hide(&self, volume: &Volume, live: InodeId, name: &[u8]) -> bool {
+        let Ok(below) = volume.lookup(live, name) else { return false };
+        volume.forget(below.inode, 1);
+        below.file_type == FileType::Directory
+            && self.ways.of(volume).is_ok_and(|ways| ways.lead_to(below.inode))
+    }
+
     fn changed(&self) -> Timestamp {
         self.table.lock().changed
     }
-}
-
-/// Whether a snapshot with this name, of the subvolume with the root directory `live`, would hide
-/// others. What can't be read is not shown, so it can't be hidden.
-pub(super) fn would_hide(volume: &Volume, live: InodeId, name: &[u8]) -> bool {
-    let Ok(below) = volume.lookup(live, name) else { return false };
-    volume.forget(below.inode, 1);
-    below.file_type == FileType::Directory
-        && Ways::new(volume).is_ok_and(|ways| ways.lead_to(below.inode))
 }
 
 /// What a name in one of these directories is.

@@ -3,7 +3,7 @@
 //! The kernel keeps listings of the directories that lead to snapshots, and what it knows of a
 //! deleted one, until it is told before the answer.
 use super::keeper_requests::KeeperRequests;
-use super::snapshot_directories::{SnapshotDirectories, would_hide};
+use super::snapshot_directories::SnapshotDirectories;
 use super::subvolumes::{Asker, described, shown_uuid};
 use super::{Answer, RequestFailure};
 use crate::directory_requests::{
@@ -46,7 +46,7 @@ pub(super) fn serve(
         |name: &[u8]| tell_kernel(volume, shown, notifier.as_ref(), directory, &[name]);
     match request {
         Request::Create { name } => {
-            if would_hide(volume, directory, name) {
+            if shown.would_hide(volume, directory, name) {
                 return Err(Errno::NOTUNIQ.into());
             }
             volume.create_snapshot(directory, name)?;
