@@ -5,8 +5,8 @@
 //! that several of them have, or forks and their origins, are read once.
 //!
 //! On a volume on which several may have a block, a first round only finds out which blocks are
-//! bad. If there are any, a second one goes through all trees and snapshots, and reports each extent
-//! with such a block. Memory: some words for each bad block.
+//! bad. If there are any, a second one goes through all trees and snapshots, and reports each
+//! extent with such a block. Memory: some words for each bad block.
 use crate::FsckError;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;

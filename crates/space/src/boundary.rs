@@ -6,7 +6,7 @@
 use crate::groups::DeadCount;
 use crate::{Space, SpaceError};
 use cairn_environment::atomic::{AtomicU64, Ordering};
-use cairn_format::{DeadRun, Generation};
+use cairn_format::{BlockRange, DeadRun, Generation};
 use std::collections::BTreeMap;
 
 /// A subvolume's references that were made by the transaction `newest` or before are its
@@ -102,6 +102,19 @@ impl Space {
         } else {
             self.pin(&mut groups, run.range, running)
         }
+    }
+
+    /// As [`Self::free`] for all of `ranges`, which are disjoint, or for none of them.
+    ///
+    /// # Errors
+    /// One of them is not referenced.
+    ///
+    /// # Panics
+    /// If `running` was unpinned already.
+    pub fn free_all(&self, ranges: &[BlockRange], running: Generation) -> Result<(), SpaceError> {
+        let mut groups = self.groups.lock();
+        ranges.iter().try_for_each(|range| groups.require_referenced(*range))?;
+        ranges.iter().try_for_each(|range| self.pin(&mut groups, *range, running))
     }
 
     /// What died since the last cut and is for dead lists.

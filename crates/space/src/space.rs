@@ -403,10 +403,7 @@ impl Space {
 
     /// Whether a tree refers to each block of `range`, as far as the allocator knows.
     pub fn is_referenced(&self, range: BlockRange) -> bool {
-        self.groups
-            .lock()
-            .require(range, "referenced", |group, piece| group.referenced.all_set(piece))
-            .is_ok()
+        self.groups.lock().require_referenced(range).is_ok()
     }
 
     /// No tree refers to `range` any more: it is pinned until `running`, the transaction that freed
@@ -431,19 +428,6 @@ impl Space {
         groups.pin(range, running);
         self.pinned_blocks.fetch_add(range.blocks, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// As [`Self::free`] for all of `ranges`, which are disjoint, or for none of them.
-    ///
-    /// # Errors
-    /// One of them is not referenced.
-    ///
-    /// # Panics
-    /// If `running` was unpinned already.
-    pub fn free_all(&self, ranges: &[BlockRange], running: Generation) -> Result<(), SpaceError> {
-        let mut groups = self.groups.lock();
-        ranges.iter().try_for_each(|range| groups.require_referenced(*range))?;
-        ranges.iter().try_for_each(|range| self.pin(&mut groups, *range, running))
     }
 
     /// Hands out a cluster for a node; it counts as referenced at once.
