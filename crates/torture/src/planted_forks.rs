@@ -85,11 +85,12 @@ pub(crate) fn with_half_applied(
             let changed = applied_blocks(client, *node, prefix, bytes.len());
             blocks.extend(changed.into_iter().map(|(at, states)| (path, *inode, at, states)));
         }
-        let ((path, one, at, [old, _]), (_, other, at_other, [_, new])) =
-            match (blocks.first(), blocks.last()) {
-                (Some(one), Some(other)) if blocks.len() > 1 => (one, other),
-                _ => continue,
-            };
+        let Some((path, one, at, [old, _])) = blocks.first() else { continue };
+        // A file may have several names.
+        let is_another = |(_, inode, place, _): &&(_, _, usize, _)| (inode, place) != (one, at);
+        let Some((_, other, at_other, [_, new])) = blocks.iter().rfind(is_another) else {
+            continue;
+        };
         let mut bad = found.clone();
         for (inode, at, content) in [(one, at, old), (other, at_other, new)] {
             let bytes = bad.objects.get_mut(inode)?.bytes.as_mut()?.as_mut().ok()?;
@@ -117,7 +118,9 @@ fn applied_blocks(
         let (new, old) = (new.as_ref(), before.last().and_then(|(_, version)| version.as_ref()));
         let is_like_new =
             |(_, version): &(usize, Option<Block>)| same_bytes(version.as_ref(), new, length);
-        if *last == prefix && length > 0 && !before.iter().any(is_like_new) {
+        // A block without a version is a hole.
+        let is_changed = !same_bytes(old, new, length) && !before.iter().any(is_like_new);
+        if *last == prefix && length > 0 && is_changed {
             let bytes = |version: Option<&Block>| {
                 version.map_or(vec![0; length], |version| version[..length].to_vec())
             };
