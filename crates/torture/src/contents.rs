@@ -5,6 +5,7 @@
 //! all of a block is cut off or punched out.
 //! Blocks are shared by reference, so that every version of a block in a file's history costs 4 KiB
 //! once.
+use crate::snapshot::hash;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -214,6 +215,20 @@ pub fn pattern(tag: Tag, offset_bytes: u64, length_bytes: u64) -> Vec<u8> {
     bytes.drain(..(offset_bytes - first * GRANULE_BYTES) as usize);
     bytes.truncate(length_bytes as usize);
     bytes
+}
+
+/// A value of the extended attribute number `name`: `length_bytes` of test data.
+///
+/// Values of every second attribute differ in one granule only, which is anywhere in them. Code that
+/// compares a part of a value takes one for the other.
+pub fn xattr_value(name: u8, tag: Tag, length_bytes: u64) -> Vec<u8> {
+    if name.is_multiple_of(2) || length_bytes < 2 * GRANULE_BYTES {
+        return pattern(tag, 0, length_bytes);
+    }
+    let mut value = pattern(Tag { client: 0, operation: 0 }, 0, length_bytes);
+    let at = (hash(tag) % (length_bytes - GRANULE_BYTES)) as usize;
+    value[at..at + GRANULE_BYTES as usize].copy_from_slice(&pattern(tag, 0, GRANULE_BYTES));
+    value
 }
 
 /// Says where bytes found at `offset_bytes` of a file come from.

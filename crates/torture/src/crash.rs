@@ -239,8 +239,10 @@ impl Judge<'_> {
         let read_only = |error| format!("read-only: {error}");
         let found = Arc::new(Found::read(&volume).map_err(read_only)?);
         self.oracle.judge(state.key, &found, position).map_err(read_only)?;
-        second_reader::compare(&*self.device(state, true)?, &volume, &found)?;
+        let device = self.device(state, true)?;
+        second_reader::compare(&*device, &volume, &found)?;
         self.report.compared += 1;
+        self.oracle.judge_extraction(state.key, &*device, &volume, &found)?;
         Ok(())
     }
 

@@ -33,6 +33,8 @@ pub struct Floors {
     pub snapshot_images: u64,
     /// Recovered images whose dead runs were damaged and repaired.
     pub repaired: u64,
+    /// Images that were extracted to the host.
+    pub extracted: u64,
     /// Wrong states on purpose.
     pub planted: u64,
 }
@@ -68,6 +70,7 @@ impl Floors {
         },
         snapshot_images: 500,
         repaired: 60,
+        extracted: 30,
         planted: 850,
     };
     /// Of searches of recorded runs (`cairn torture systematic`).
@@ -96,6 +99,7 @@ impl Floors {
         },
         snapshot_images: 18,
         repaired: 1,
+        extracted: 4,
         planted: 40,
     };
     /// Of searches of workloads from a file, and of sequences that begin with a chosen step: these
@@ -146,6 +150,7 @@ impl Floors {
         },
         snapshot_images: 0,
         repaired: 0,
+        extracted: 0,
         planted: 760,
     };
 
@@ -189,6 +194,7 @@ impl Floors {
             ("power failures in a recovery", during_recovery, self.during_recovery),
             ("images with promised snapshots", checked.snapshot_images, self.snapshot_images),
             ("repaired images", checked.repaired, self.repaired),
+            ("extracted images", checked.extracted, self.extracted),
             ("planted wrong states", checked.planted, self.planted),
         ];
         let promised =

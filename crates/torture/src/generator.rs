@@ -533,7 +533,9 @@ impl Generator {
                     0 => 0,
                     3..9 if self.profile.large_xattrs => self.random.below(60_000) as u32,
                     1 if self.profile.extremes => 60_000 + self.random.below(5_600) as u32,
-                    2..5 => self.random.below(8192) as u32,
+                    // Of one length, so that one value can be taken for another.
+                    2 => 8000,
+                    3..5 => self.random.below(8192) as u32,
                     _ => self.random.below(200) as u32,
                 };
                 Operation::SetXattr { target, name, length_bytes, tag, mode }

@@ -26,6 +26,7 @@ pub mod composition;
 pub mod contents;
 pub mod crash;
 mod damaged;
+mod extracted;
 pub mod faults;
 pub mod files;
 pub mod floors;

@@ -1,5 +1,5 @@
 //! What each operation does to the [`Model`], and what it must return.
-use crate::contents::{BLOCK_BYTES, pattern};
+use crate::contents::{BLOCK_BYTES, pattern, xattr_value};
 use crate::model::{Body, Effects, Failure, Model, Node, NodeId, Outcome, Value, XattrValue};
 use crate::operation::{
     Allocate, Name, Operation, Path, Rename, Special, Target, XattrSet, names_in_one,
@@ -243,14 +243,15 @@ impl Model {
                 if *length_bytes > XATTR_BYTES_MAX {
                     return Err(Failure::XattrTooLarge);
                 }
-                let name = xattr_name(*name);
+                let number = name;
+                let name = xattr_name(*number);
                 let exists = self.nodes[&node].xattrs.contains_key(&name);
                 match mode {
                     XattrSet::Create if exists => return Err(Failure::Exists),
                     XattrSet::Replace if !exists => return Err(Failure::NoAttribute),
                     _ => {}
                 }
-                let bytes: Arc<[u8]> = pattern(*tag, 0, u64::from(*length_bytes)).into();
+                let bytes: Arc<[u8]> = xattr_value(*number, *tag, u64::from(*length_bytes)).into();
                 self.get(node).xattrs.insert(name, XattrValue { hash: hash(&bytes[..]), bytes });
                 effects.metadata.insert(node);
                 Ok(Value::Nothing)

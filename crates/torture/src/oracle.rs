@@ -8,6 +8,7 @@
 //!   any state is that it refuses.
 use crate::crash::expect_clean_but_for;
 use crate::damaged::damage_root;
+use crate::extracted;
 use crate::found::Found;
 use crate::history::ClientHistory;
 use crate::planted::{Wrong, is_stale, out_of_order, with_bad_file, with_older};
@@ -16,10 +17,12 @@ use crate::planted_snapshots::with_wrong_snapshot;
 use crate::promises::{Kind, Ledger, Promise, Promises};
 use crate::repaired::Repair;
 use crate::sabotage::Sabotage;
-use crate::snapshot::show;
+use crate::second_reader::View;
+use crate::snapshot::{hash, show};
 use crate::survivors::Survived;
 use crate::verdict::{accepts, judge_found};
 use cairn_blockdev::BlockDevice;
+use cairn_engine::Volume;
 use cairn_environment::random::Seeded;
 use cairn_fsck::{PassId, Statistics};
 use std::collections::{HashMap, HashSet};
@@ -44,6 +47,8 @@ pub struct Checked {
     pub snapshot_images: u64,
     /// Recovered images whose dead runs were damaged and repaired.
     pub repaired: u64,
+    /// Images that were extracted to the host, and compared.
+    pub extracted: u64,
     /// Wrong states on purpose; the judge refused each.
     pub planted: u64,
 }
@@ -58,9 +63,13 @@ impl Checked {
         self.promises.add(&other.promises);
         self.snapshot_images += other.snapshot_images;
         self.repaired += other.repaired;
+        self.extracted += other.extracted;
         self.planted += other.planted;
     }
 }
+
+/// Of so many images one is extracted.
+const EXTRACT_ONE_OF: u64 = 64;
 
 /// How often states of a run with several clients are looked at for a wrong order to plant.
 const ORDERS: u32 = 60;
@@ -174,6 +183,28 @@ impl<'a> Oracle<'a> {
             }
             self.checked.planted += 1;
         }
+        Ok(())
+    }
+
+    /// Extracts one of [`EXTRACT_ONE_OF`] images, and compares that with what the engine has found
+    /// there.
+    ///
+    /// # Errors
+    /// They differ, or the host has no room.
+    pub(crate) fn judge_extraction(
+        &mut self,
+        image: u64,
+        device: &dyn BlockDevice,
+        volume: &Volume,
+        found: &Found,
+    ) -> Result<(), String> {
+        if self.sabotage() == Sabotage::NothingExtracted
+            || !hash((image, "extracted")).is_multiple_of(EXTRACT_ONE_OF)
+        {
+            return Ok(());
+        }
+        extracted::compare(device, &View::of_found(volume, found)?)?;
+        self.checked.extracted += 1;
         Ok(())
     }
 

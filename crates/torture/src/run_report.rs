@@ -81,6 +81,7 @@ pub(crate) fn checked(
     line(formatter, "with torn writes", checked.torn, "of the crash states")?;
     line(formatter, "with a later write", checked.reordered, "and without an earlier one")?;
     line(formatter, "repaired", checked.repaired, "with damaged dead runs, and compared")?;
+    line(formatter, "extracted", checked.extracted, "to the host, and compared")?;
     line(formatter, "planted wrong states", checked.planted, "each refused by the judge")?;
     writeln!(formatter, "  promises that an older state breaks, added up over the judgements:")?;
     Kind::ALL.into_iter().try_for_each(|kind| {

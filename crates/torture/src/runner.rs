@@ -2,7 +2,7 @@
 //!
 //! Paths are walked through `lookup`, as the kernel would, and every reference taken is given back,
 //! so that an inode without names lives exactly as long as a handle of the client refers to it.
-use crate::contents::pattern;
+use crate::contents::{pattern, xattr_value};
 use crate::found::Times;
 use crate::model::{Failure, Layout, Outcome, SHARED_NAME, Value, own_name};
 use crate::mount_calls;
@@ -513,7 +513,7 @@ impl Runner {
                     XattrSet::Create => XattrMode::Create,
                     XattrSet::Replace => XattrMode::Replace,
                 };
-                let value = pattern(*tag, 0, u64::from(*length_bytes));
+                let value = xattr_value(*name, *tag, u64::from(*length_bytes));
                 nothing(volume.set_xattr(held.inode, &xattr_name(*name), &value, mode))
             }
             Operation::GetXattr { target, name } => {

@@ -85,6 +85,8 @@ pub enum Sabotage {
     AcceptsRepairs,
     /// Nothing is damaged and repaired.
     NothingRepaired,
+    /// Nothing is extracted.
+    NothingExtracted,
 }
 
 impl Sabotage {

@@ -209,7 +209,7 @@ impl<'a> Search<'a> {
         if let Some(found) = self.seen.get(&fingerprint) {
             return self.oracle.judge(fingerprint, found, position);
         }
-        let found = Arc::new(self.read(state)?);
+        let found = Arc::new(self.read(state, fingerprint)?);
         self.oracle.judge(fingerprint, &found, position)?;
         self.seen.insert(fingerprint, found);
         if self.options.recover_one_of > 0 && self.random.below(self.options.recover_one_of) == 0 {
@@ -220,7 +220,7 @@ impl<'a> Search<'a> {
     }
 
     /// Everything that an image holds, without changing it.
-    fn read(&mut self, state: &Arc<SimulatedDevice>) -> Result<Found, String> {
+    fn read(&mut self, state: &Arc<SimulatedDevice>, fingerprint: u64) -> Result<Found, String> {
         let before = self.oracle.expect_clean(&**state)?;
         self.oracle.plant_damage(|| Ok(Arc::new(state.snapshot())))?;
         self.report.replayed += u64::from(before.checkpoints > 0);
@@ -228,6 +228,7 @@ impl<'a> Search<'a> {
         let found = Found::read(&volume)?;
         second_reader::compare(&**state, &volume, &found)?;
         self.report.compared += 1;
+        self.oracle.judge_extraction(fingerprint, &**state, &volume, &found)?;
         Ok(found)
     }
 
@@ -261,7 +262,7 @@ impl<'a> Search<'a> {
         let again = State::random(&explorer, &mut self.random, self.oracle.sabotage());
         self.report.during_recovery += 1;
         let key = hash((fingerprint, again.set));
-        let found = self.read(&again.device);
+        let found = self.read(&again.device, key);
         found
             .and_then(|found| self.oracle.judge(key, &Arc::new(found), position))
             .map_err(|error| format!("after a power failure in recovery: {error}"))

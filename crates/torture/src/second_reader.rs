@@ -26,20 +26,20 @@ type Data<'v> = Vec<(u64, Cow<'v, [u8]>)>;
 /// Everything about one object.
 #[derive(Clone, Debug)]
 pub struct Seen<'v> {
-    attributes: Attributes,
-    target: Option<Vec<u8>>,
+    pub(crate) attributes: Attributes,
+    pub(crate) target: Option<Vec<u8>>,
     /// Name, and length and hash of the value.
-    xattrs: Vec<(Vec<u8>, usize, u64)>,
+    pub(crate) xattrs: Vec<(Vec<u8>, usize, u64)>,
     /// Of a regular file: its data, or why it could not be read.
-    data: Option<Result<Data<'v>, String>>,
+    pub(crate) data: Option<Result<Data<'v>, String>>,
 }
 
 /// What a reader sees of a volume.
 #[derive(Clone, Debug, Default)]
 pub struct View<'v> {
     /// Directory and name, and what it leads to.
-    names: BTreeMap<(ObjectId, Vec<u8>), ObjectId>,
-    objects: BTreeMap<ObjectId, Seen<'v>>,
+    pub(crate) names: BTreeMap<(ObjectId, Vec<u8>), ObjectId>,
+    pub(crate) objects: BTreeMap<ObjectId, Seen<'v>>,
 }
 
 /// Compares what was found in the volume on `device`, which the engine has opened for reading, with

@@ -69,6 +69,7 @@ const SEARCHES: &[(Sabotage, Killer)] = &[
     (Sabotage::ErrorsAreFine, Planted("bytes from nowhere")),
     (Sabotage::AcceptsRepairs, Planted("a repair that loses a name")),
     (Sabotage::NothingRepaired, Floor("repaired images")),
+    (Sabotage::NothingExtracted, Floor("extracted images")),
 ];
 
 /// Those rows whose faults are tried.
@@ -153,6 +154,7 @@ const RANDOM_RUNS: &[(Sabotage, Killer)] = &[
     (Sabotage::IgnoresFsck, Planted("a damaged root of the trees")),
     (Sabotage::AcceptsRepairs, Planted("a repair that loses a name")),
     (Sabotage::NothingRepaired, Floor("repaired images")),
+    (Sabotage::NothingExtracted, Floor("extracted images")),
 ];
 
 fn random_runs(sabotage: Sabotage) -> (CrashReport, Option<CrashFinding>) {
