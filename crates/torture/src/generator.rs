@@ -8,7 +8,7 @@ use crate::contents::{BLOCK_BYTES, Tag};
 use crate::model::{Model, NodeId};
 use crate::operation::{
     Allocate, Base, CHANGES_IN_SNAPSHOTS, Name, Operation, Path, Pieces, Rename, Special,
-    Subvolume, Target, XattrSet,
+    Subvolume, Target, XattrSet, xattr_name,
 };
 use cairn_environment::random::Seeded;
 
@@ -199,6 +199,17 @@ impl Generator {
     fn size_of(model: &Model, target: &Target) -> u64 {
         let node = model.target(target).ok().and_then(|id| model.node(id));
         node.and_then(|node| node.contents()).map_or(0, |contents| contents.size_bytes())
+    }
+
+    /// One of the extended attributes of the target, and the length of its value in bytes.
+    fn attribute_of(&mut self, model: &Model, target: &Target) -> Option<(u8, u32)> {
+        let node = model.target(target).ok().and_then(|id| model.node(id))?;
+        let known = (0..14).filter_map(|name| {
+            let value = node.xattrs.get(&xattr_name(name))?;
+            Some((name, value.bytes.len() as u32))
+        });
+        let known: Vec<_> = known.collect();
+        (!known.is_empty()).then(|| known[self.random.below(known.len() as u64) as usize])
     }
 
     /// A place in or just behind the file: at a block's edge, near one, at the end, or anywhere.
@@ -507,6 +518,12 @@ impl Generator {
     fn on_attributes(&mut self, model: &Model, tag: Tag) -> Operation {
         let target = self.target(model, Want::Any);
         let name = self.random.below(14) as u8;
+        if self.random.chance(1, 10)
+            && let Some((name, length_bytes)) = self.attribute_of(model, &target)
+        {
+            // Of the same length, one value may be taken for the other.
+            return Operation::SetXattr { target, name, length_bytes, tag, mode: XattrSet::Any };
+        }
         match self.random.below(12) {
             0..3 => Operation::SetMode { target, mode: self.random.below(0o1000) as u32 },
             3..5 => Operation::SetOwner {
@@ -533,9 +550,7 @@ impl Generator {
                     0 => 0,
                     3..9 if self.profile.large_xattrs => self.random.below(60_000) as u32,
                     1 if self.profile.extremes => 60_000 + self.random.below(5_600) as u32,
-                    // Of one length, so that one value can be taken for another.
-                    2 => 8000,
-                    3..5 => self.random.below(8192) as u32,
+                    2..5 => self.random.below(8192) as u32,
                     _ => self.random.below(200) as u32,
                 };
                 Operation::SetXattr { target, name, length_bytes, tag, mode }
