@@ -8,7 +8,6 @@ use cairn_fuse::MountError;
 use cairn_fuse::differences::{self, Changes, Difference, DifferenceKind};
 use cairn_harness::console;
 use rustix::io::Errno;
-use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -64,31 +63,31 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DIFFERENT) })
 }
 
-/// A difference in JSON; paths have a replacement character for what is not UTF-8.
+/// A difference in JSON, with paths as [`cairn_fsck::shown_path`] shows them.
 #[derive(serde::Serialize)]
-struct Shown<'d> {
-    path: Cow<'d, str>,
+struct Shown {
+    path: String,
     /// `added`, `removed`, `moved` or `changed`.
     kind: &'static str,
     /// Of what was moved, the path before.
     #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<Cow<'d, str>>,
+    from: Option<String>,
     /// Of what has changed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     changes: Vec<&'static str>,
 }
 
-impl<'d> Shown<'d> {
-    fn new(difference: &'d Difference) -> Self {
+impl Shown {
+    fn new(difference: &Difference) -> Self {
         let (kind, from, changes) = match &difference.kind {
             DifferenceKind::Removed => ("removed", None, Vec::new()),
             DifferenceKind::Added => ("added", None, Vec::new()),
             DifferenceKind::Moved { from } => {
-                ("moved", Some(String::from_utf8_lossy(from)), Vec::new())
+                ("moved", Some(cairn_fsck::shown_path(from)), Vec::new())
             }
             DifferenceKind::Changed(changes) => ("changed", None, names(*changes)),
         };
-        Self { path: String::from_utf8_lossy(&difference.path), kind, from, changes }
+        Self { path: cairn_fsck::shown_path(&difference.path), kind, from, changes }
     }
 }
 
@@ -124,7 +123,7 @@ fn explain(old: &Path, new: &Path, error: MountError) -> anyhow::Error {
         Ok(refusal) => refusal,
         Err(explained) => return explained,
     };
-    let (old, new, path) = (old.display(), new.display(), path.display());
+    let [old, new, path] = [old, new, &*path].map(mount_error::shown);
     let reason = match errno {
         Errno::NOENT => format!("{path} does not exist; `cairn snapshot list` shows snapshots"),
         Errno::INVAL | Errno::NOTDIR => format!(

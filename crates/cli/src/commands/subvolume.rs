@@ -5,7 +5,6 @@ use cairn_fuse::subvolumes::{self, Subvolume};
 use cairn_fuse::{MountError, snapshots};
 use cairn_harness::console;
 use rustix::io::Errno;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Subvolumes of a mounted volume: directories with inodes of their own.
@@ -106,8 +105,8 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 #[derive(serde::Serialize)]
 struct Shown<'s> {
     id: u64,
-    /// With a replacement character for what is not UTF-8.
-    path: Option<std::borrow::Cow<'s, str>>,
+    /// As [`cairn_fsck::shown_path`] shows it.
+    path: Option<String>,
     parent: u64,
     uuid: &'s str,
     created_ns: u64,
@@ -126,7 +125,7 @@ impl<'s> Shown<'s> {
     fn new(subvolume: &'s Subvolume) -> Self {
         Self {
             id: subvolume.id,
-            path: subvolume.path.as_deref().map(Path::to_string_lossy),
+            path: path_shown(subvolume),
             parent: subvolume.parent,
             uuid: &subvolume.uuid,
             created_ns: subvolume.created_ns,
@@ -147,7 +146,7 @@ fn explain(error: MountError, reason: fn(Errno) -> Option<&'static str>) -> anyh
         Ok(refusal) => refusal,
         Err(explained) => return explained,
     };
-    let path = path.display();
+    let path = mount_error::shown(&path);
     match reason(errno) {
         None if errno == Errno::NOSPC => {
             anyhow::anyhow!("{path}: the volume is full; {}", mount_error::MAKE_ROOM)
@@ -204,10 +203,12 @@ fn shown(errno: Errno) -> Option<&'static str> {
     }
 }
 
-fn shown_path(subvolume: &Subvolume) -> String {
-    let path =
-        subvolume.path.as_ref().map(|path| cairn_fsck::shown_path(path.as_os_str().as_bytes()));
-    path.unwrap_or_else(|| "(not in this mount)".to_owned())
+fn path_shown(subvolume: &Subvolume) -> Option<String> {
+    subvolume.path.as_deref().map(mount_error::shown)
+}
+
+fn path_or_note(subvolume: &Subvolume) -> String {
+    path_shown(subvolume).unwrap_or_else(|| "(not in this mount)".to_owned())
 }
 
 /// One subvolume of a list.
@@ -219,7 +220,7 @@ fn line(subvolume: &Subvolume) -> String {
     ];
     let notes: String = notes.iter().filter(|note| note.0).map(|note| note.1).collect();
     let fork = subvolume.origin.map_or(String::new(), |(of, _)| format!("  (fork of {of})"));
-    format!("{:>6}  {}{fork}{notes}", subvolume.id, shown_path(subvolume))
+    format!("{:>6}  {}{fork}{notes}", subvolume.id, path_or_note(subvolume))
 }
 
 /// A time in UTC.
@@ -231,7 +232,7 @@ fn shown_time(ns: u64) -> String {
 fn details(subvolume: &Subvolume) -> String {
     let of = subvolume.origin.map(|(of, made)| format!("{of}, as it was at generation {made}"));
     let lines = [
-        ("path", shown_path(subvolume)),
+        ("path", path_or_note(subvolume)),
         ("id", subvolume.id.to_string()),
         ("parent", subvolume.parent.to_string()),
         ("uuid", subvolume.uuid.clone()),
