@@ -157,7 +157,8 @@ fn names_are_any_bytes() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         output.stdout
     };
-    let json = |arguments: &[&OsStr]| -> Value { serde_json::from_slice(&cairn(arguments)).unwrap() };
+    let json =
+        |arguments: &[&OsStr]| -> Value { serde_json::from_slice(&cairn(arguments)).unwrap() };
     let [create, list, as_json] = ["create", "list", "--json"].map(OsStr::new);
     let (subvolume, snapshot) = (OsStr::new("subvolume"), OsStr::new("snapshot"));
     cairn(&[subvolume, create, home.as_os_str()]);
@@ -545,6 +546,25 @@ fn a_snapshot_belongs_to_the_owner_of_its_subvolume() {
     assert_eq!(text(&mounted.at(".snapshots/closed/one/file")).unwrap(), "file");
     assert!(cairn(&["snapshot", "delete", "dir/own", "one"]));
     assert!(!cairn(&["snapshot", "delete", "dir/closed", "one"]));
+    // What can't be opened is named.
+    for arguments in [
+        &["snapshot", "list", "dir/closed"][..],
+        &["snapshot", "keep", "dir/closed"],
+        &["snapshot", "create", "dir/closed"],
+        &["subvolume", "show", "dir/closed"],
+        &["subvolume", "delete", "dir/closed/below"],
+        &["fork", "dir/closed", "dir/own/fork"],
+        &["fork", "dir/own", "dir/closed/fork"],
+        &["rollback", "dir/closed/below", "one"],
+        &["diff", "dir/closed", "dir/closed"],
+        &["apply", "dir/closed"],
+        &["sync", "dir/closed"],
+    ] {
+        let output = mounted.command(arguments).uid(4711).gid(4711).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains("dir/closed"), "{arguments:?}: {told}");
+        assert!(told.contains("you need to read it"), "{arguments:?}: {told}");
+    }
     mounted.end();
 }
 

@@ -256,11 +256,7 @@ fn advice(fork: &Path, winner: Winner, origin: &str, conflicts: &[Conflict]) -> 
 
 /// What an error means here, and what to do.
 fn explain(fork: &Path, error: MountError) -> anyhow::Error {
-    let refusal = match error {
-        MountError::NoAnswer { errno: errno @ Errno::ACCESS, path } => Ok((path, errno)),
-        error => mount_error::refusal(error),
-    };
-    let (path, errno) = match refusal {
+    let (path, errno) = match mount_error::refusal(error) {
         Ok(refusal) => refusal,
         Err(explained) => return explained,
     };
@@ -289,10 +285,6 @@ fn explain(fork: &Path, error: MountError) -> anyhow::Error {
         Errno::PERM => format!(
             "nothing was changed: {fork} may have changed files of all owners, so only root and \
              the user of the mount apply it"
-        ),
-        Errno::ACCESS => format!(
-            "{path} is in the mount of another user, or in a directory that you may not read: only \
-             root and the user of the mount apply a fork"
         ),
         Errno::ROFS => format!("nothing was changed: the volume of {fork} is mounted read-only"),
         Errno::STALE => format!(
