@@ -1,5 +1,5 @@
 //! `cairn snapshot`: makes, lists, holds and deletes snapshots of subvolumes of a mounted volume.
-mod selection;
+pub mod selection;
 
 use crate::mount_error;
 use anyhow::{Context, bail, ensure};
@@ -220,7 +220,10 @@ fn create_named_by_time(path: &Path) -> anyhow::Result<Option<PathBuf>> {
             made => return made.map_err(|error| explain(path, &name, error)),
         }
     }
-    bail!("{} has {NAMES_OF_SECOND_MAX} snapshots of this second; give a name", mount_error::shown(path))
+    bail!(
+        "{} has {NAMES_OF_SECOND_MAX} snapshots of this second; give a name",
+        mount_error::shown(path)
+    )
 }
 
 /// A time in UTC, without what is unusual in names.
