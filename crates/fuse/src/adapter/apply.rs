@@ -12,7 +12,7 @@
 //! of the server. So it forgets these files (Linux 6.18). One that a program has open it can't
 //! forget: it learns a greater length, does not learn a smaller one, and forgets the file when that
 //! is closed.
-use super::snapshots::SCHEDULE_ATTRIBUTE;
+use super::stored_schedule::SCHEDULE_ATTRIBUTE;
 use super::subvolumes::{described, tell_kernel};
 use super::{Answer, RequestFailure};
 use crate::apply;
