@@ -40,7 +40,7 @@ pub use file::planned_read::{PlannedRead, ReadAtOnce};
 pub use fsync_stage::FsyncStage;
 pub use inode_id::InodeId;
 pub use names::held_space::{SnapshotShare, SnapshotStatistics};
-pub use names::rollback::{CarriedValue, Rollback, RollbackOptions};
+pub use names::rollback::{CarriedValue, Rollback, RollbackOptions, is_name_before_rollback};
 pub use options::{FsyncWait, VolumeOptions};
 pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};

@@ -348,4 +348,7 @@ pub struct ApplyOptions<'a> {
     /// The name of an attribute of a subvolume's root directory that is left as it is on both
     /// sides.
     pub own_attribute: Option<&'a [u8]>,
+    /// The root directory of the subvolume that gets the changes, in the line of the one that the
+    /// fork came from; without, that of [`Volume::origin_of_fork`](crate::Volume::origin_of_fork).
+    pub target: Option<InodeId>,
 }

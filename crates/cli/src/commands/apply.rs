@@ -36,6 +36,9 @@ pub const EXIT_FAILURE: u8 = 2;
 pub struct Arguments {
     /// Root directory of a fork.
     fork: PathBuf,
+    /// Root directory of the subvolume that gets the changes, if FORK came from one that was rolled
+    /// back: that one, or what has its place.
+    origin: Option<PathBuf>,
     /// Decide conflicts for the fork: what it has replaces what the origin has.
     #[arg(long, conflicts_with = "ours")]
     theirs: bool,
@@ -60,14 +63,14 @@ Examples:
 /// # Errors
 /// When it is no fork in a mount of Cairn, or the volume refuses.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let Arguments { fork, theirs, ours, json } = arguments;
+    let Arguments { fork, origin, theirs, ours, json } = arguments;
     let winner = match (theirs, ours) {
         (true, _) => Winner::Fork,
         (_, true) => Winner::Origin,
         (false, false) => Winner::Neither,
     };
     let Application { target, outcome } =
-        apply::apply(fork, winner).map_err(|error| explain(fork, error))?;
+        apply::apply(fork, origin.as_deref(), winner).map_err(|error| explain(fork, error))?;
     if *json {
         let shown = serde_json::to_string_pretty(&Shown::new(&target, &outcome));
         console::print_text(&shown.context("JSON")?)?;
@@ -260,9 +263,22 @@ fn explain(fork: &Path, error: MountError) -> anyhow::Error {
         Ok(refusal) => refusal,
         Err(explained) => return explained,
     };
+    let is_of_fork = path == fork;
     let (fork, path) = (mount_error::shown(fork), mount_error::shown(&path));
     let reason = match errno {
         Errno::NOENT => format!("{path} does not exist; `cairn subvolume list` shows forks"),
+        Errno::INVAL | Errno::NOTDIR if !is_of_fork => {
+            format!("{path} is not the root directory of a subvolume")
+        }
+        Errno::XDEV => format!(
+            "nothing was changed: the subvolume that is to get the changes is not the one that \
+             {fork} came from, nor one that a rollback has put in its place"
+        ),
+        Errno::NOTUNIQ => format!(
+            "nothing was changed: the subvolume that {fork} came from was rolled back, and several \
+             may be meant (`cairn subvolume list` shows them): name the one that is to get the \
+             changes, `cairn apply {fork} ORIGIN`"
+        ),
         Errno::INVAL | Errno::NOTDIR => format!(
             "{fork} is not the root directory of a fork, so it has no changes to apply: `cairn \
              fork SOURCE NEW` makes one (`cairn subvolume list` shows them)"

@@ -279,7 +279,17 @@ impl Volume {
     /// [`Error::InvalidArgument`] for what is no root directory of a fork; [`Error::NotFound`] if
     /// the subvolume is gone.
     pub fn origin_of_fork(&self, fork: InodeId) -> Result<InodeId> {
-        self.names().origin_of_fork(fork)
+        self.origins_of_fork(fork)?.first().copied().ok_or(Error::NotFound)
+    }
+
+    /// The root directories of the subvolume that a fork came from, and of those that rollbacks
+    /// have put into its place, as far as they are there, the last one first: each may be the
+    /// [target](ApplyOptions::target) of an application.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what is no root directory of a fork.
+    pub fn origins_of_fork(&self, fork: InodeId) -> Result<Vec<InodeId>> {
+        self.names().origins_of_fork(fork)
     }
 
     /// Applies what has changed in a fork since it was made to the subvolume that it came from,
