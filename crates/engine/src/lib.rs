@@ -51,9 +51,10 @@ pub use store::snapshots::{SnapshotInfo, is_temporary_name};
 pub use store::storage_room::STORAGE_ROOM_BYTES;
 pub use store::subvolumes::SubvolumeInfo;
 pub use types::{
-    AllocateMode, Applied, Apply, ApplyOptions, AttributeChange, Attributes, Changes, Completion,
-    Conflict, ConflictKind, Difference, DifferenceKind, DirectoryItem, ForkOptions, FsyncKind,
-    NewInode, RenameMode, SeekTarget, SpaceInfo, TimeChange, Winner, WriteTimes, XattrMode,
+    AllocateMode, Applied, Apply, ApplyOptions, AttributeChange, Attributes, Changes, Compared,
+    Completion, Conflict, ConflictKind, Difference, DifferenceKind, DirectoryItem, ForkOptions,
+    FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, TimeChange, Winner, WriteTimes,
+    XattrMode,
 };
 pub use volume::Volume;
 

@@ -1,4 +1,5 @@
 //! Arguments and results of the volume's operations.
+use crate::Error;
 use crate::InodeId;
 use crate::Result;
 use cairn_environment::clock;
@@ -221,6 +222,15 @@ pub struct Difference {
     pub path: Vec<u8>,
     /// What it is.
     pub kind: DifferenceKind,
+}
+
+/// What differs, as far as it could be found out.
+#[derive(Clone, Debug, Default)]
+pub struct Compared {
+    /// By path.
+    pub differences: Vec<Difference>,
+    /// Damage on the way, each once: what has changed there may not be among the differences.
+    pub damage: Vec<Error>,
 }
 
 /// The kinds of differences at a path.

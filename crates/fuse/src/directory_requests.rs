@@ -147,6 +147,9 @@ pub(crate) struct Answer {
     pub(crate) snapshots: Vec<Snapshot>,
     #[serde(default)]
     pub(crate) comparison: Option<Comparison>,
+    /// What has hidden differences, in words.
+    #[serde(default)]
+    pub(crate) damage: Vec<String>,
     /// What was asked for of several snapshots together.
     #[serde(default)]
     pub(crate) space_bytes: Option<u64>,
@@ -414,6 +417,7 @@ mod tests {
         let answer = Answer {
             subvolumes,
             snapshots: vec![snapshot],
+            damage: vec!["inode 7 \"of it\"".into()],
             comparison: Some(Comparison::Differences("- %ff;".into())),
             space_bytes: Some(1),
             schedule: Some("every 1h keep 1x1h".into()),

@@ -320,7 +320,7 @@ fn path_of(side: Side<'_>, inode: InodeNumber) -> Result<Option<Vec<u8>>> {
         let path = paths.of_directory(inode)?;
         return Ok(Some(path.strip_suffix(b"/").unwrap_or(path).to_vec()));
     }
-    let names = paths.names_of(BTreeMap::from([(inode, Wanted::new(1, &item))]))?;
+    let names = paths.names_of(BTreeMap::from([(inode, Wanted::new(1, &item))]), &mut Err)?;
     let Some((_, directory, name)) = names.into_iter().next() else { return Ok(None) };
     paths.of_entry(directory, &name).map(Some)
 }
