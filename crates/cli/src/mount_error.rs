@@ -5,11 +5,17 @@ use anyhow::anyhow;
 use cairn_engine::Error;
 use cairn_fuse::MountError;
 use rustix::io::Errno;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// What to do on a full volume.
 pub const MAKE_ROOM: &str = "remove files, or delete snapshots, forks, and subvolumes from before \
                              a rollback; `cairn stats DIR` names them";
+
+/// A path in a message: another one for each path.
+pub fn shown(path: &Path) -> String {
+    cairn_fsck::shown_path(path.as_os_str().as_bytes())
+}
 
 /// The error of a volume that could not be opened, or of a part without which it is of no use.
 pub fn of_volume(error: Error, image: &Image, part: Option<&str>) -> anyhow::Error {
@@ -65,7 +71,7 @@ pub fn after_unmount(error: MountError) -> anyhow::Error {
         } => {
             anyhow!(
                 "{}: the data of a file could not be written, now or earlier: {errno}",
-                path.display()
+                shown(&path)
             )
         }
         error => error.into(),
@@ -76,7 +82,7 @@ pub fn after_unmount(error: MountError) -> anyhow::Error {
 /// the shutdown reported to its caller what was lost.
 pub fn refuse_shut_down(path: &Path) -> anyhow::Result<()> {
     let Some(root) = cairn_fuse::mount_shut_down(path) else { return Ok(()) };
-    let root = root.display();
+    let root = shown(&root);
     Err(anyhow!(
         "the volume of {root} was shut down; run `cairn umount {root}`, then mount the image again"
     ))
@@ -84,7 +90,7 @@ pub fn refuse_shut_down(path: &Path) -> anyhow::Result<()> {
 
 /// What a mount point is whose server was killed.
 pub fn server_has_ended(path: &Path) -> anyhow::Error {
-    let path = path.display();
+    let path = shown(path);
     anyhow!(
         "the server of the mount {path} has ended; remove the mount with `cairn umount {path}`, then mount the image again"
     )

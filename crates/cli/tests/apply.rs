@@ -291,6 +291,57 @@ fn forks_of_snapshots_and_of_what_was_rolled_back() {
     });
 }
 
+/// The subvolume that a fork came from, and what a rollback has put in its place: the one that has
+/// the name gets the changes, and where that is not clear, the user says which.
+#[test]
+fn who_has_the_name_gets_the_changes() {
+    Mounted::on_each_transport("", |mounted| {
+        mounted.succeeds(&["subvolume", "create", "dir/base", "dir/foreign"]);
+        let old = "base~before-rollback-1";
+        let has = |path: &str, name: &str| mounted.at(path).join(name).exists();
+        let change = |name: &str| fs::write(mounted.at("fork").join(name), name).unwrap();
+        mounted.succeeds(&["snapshot", "create", "dir/base", "one"]);
+        mounted.succeeds(&["fork", "dir/base", "dir/fork"]);
+        mounted.succeeds(&["rollback", "dir/base", "one"]);
+        change("first");
+        mounted.succeeds(&["apply", "dir/fork"]);
+        assert!(has("base", "first") && !has(old, "first"));
+        // It is taken back.
+        fs::rename(mounted.at("base"), mounted.at("between")).unwrap();
+        fs::rename(mounted.at(old), mounted.at("base")).unwrap();
+        fs::rename(mounted.at("between"), mounted.at(old)).unwrap();
+        change("second");
+        let told = mounted.succeeds(&["apply", "dir/fork"]);
+        assert!(told.starts_with("dir/base has the changes"), "{told}");
+        assert!(has("base", "second") && !has(old, "second"));
+        // Under another name the newer one may be meant, too.
+        fs::rename(mounted.at(old), mounted.at("aside")).unwrap();
+        change("third");
+        let told = mounted.exits_with(2, &["apply", "dir/fork"]);
+        assert!(told.contains("several may be meant") && told.contains("ORIGIN"), "{told}");
+        mounted.succeeds(&["apply", "dir/fork", "dir/aside"]);
+        assert!(has("aside", "third") && !has("base", "third"));
+        mounted.succeeds(&["apply", "dir/fork", "dir/base"]);
+        assert!(has("base", "third"));
+        for (other, problem) in [
+            ("dir/foreign", "not the one that dir/fork came from"),
+            ("dir/fork", "not the one that dir/fork came from"),
+            ("dir", "not the one that dir/fork came from"),
+            ("dir/.snapshots/base/one", "not the one that dir/fork came from"),
+            (".", "not in a mount"),
+            ("dir/none", "dir/none does not exist"),
+        ] {
+            let told = mounted.exits_with(2, &["apply", "dir/fork", other]);
+            assert!(told.contains(problem), "{other}: {told}");
+        }
+        // Only one is left.
+        mounted.succeeds(&["subvolume", "delete", "dir/aside"]);
+        change("fourth");
+        mounted.succeeds(&["apply", "dir/fork"]);
+        assert!(has("base", "fourth"));
+    });
+}
+
 #[test]
 fn nested_subvolumes_and_schedules_stay_where_they_are() {
     Mounted::on_each_transport("", |mounted| {

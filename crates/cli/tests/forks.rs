@@ -82,7 +82,7 @@ fn what_forks_come_from_can_be_deleted() {
     let before = tree(&fork);
     fs::write(base.join("only here"), vec![3; 500_000]).unwrap();
     let failure = mounted.exits_with(1, &["subvolume", "delete", "dir/base"]);
-    assert!(failure.contains("delete those first"), "{failure}");
+    assert!(failure.contains("`cairn snapshot delete dir/base kept`"), "{failure}");
     mounted.succeeds(&["snapshot", "delete", "dir/base", "kept"]);
     mounted.succeeds(&["subvolume", "delete", "dir/base", "dir/fork"]);
     for is_new_mount in [false, true] {

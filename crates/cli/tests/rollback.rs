@@ -229,6 +229,43 @@ fn names_can_be_exchanged_back() {
     end(&mounted);
 }
 
+/// What keeps a subvolume is what the refusal of its deletion names.
+#[test]
+fn what_keeps_a_subvolume_is_named() {
+    let Some(mounted) = mounted() else { return };
+    mounted.succeeds(&["subvolume", "create", "dir/home"]);
+    for name in ["one", "two"] {
+        mounted.succeeds(&["snapshot", "create", "dir/home", name]);
+    }
+    mounted.succeeds(&["rollback", "dir/home", "one"]);
+    mounted.succeeds(&["subvolume", "set-default", "dir/home"]);
+    // It shows two snapshots, but they are those of the other one.
+    let told = mounted.exits_with(1, &["subvolume", "delete", "dir/home"]);
+    assert!(told.contains("by default") && !told.contains("snapshot"), "{told}");
+    mounted.succeeds(&["subvolume", "set-default", "dir"]);
+    mounted.succeeds(&["snapshot", "create", "dir/home", "three"]);
+    let told = mounted.exits_with(1, &["subvolume", "delete", "dir/home"]);
+    assert!(told.contains("`cairn snapshot delete dir/home three`"), "{told}");
+    let old = "dir/home~before-rollback-1";
+    mounted.succeeds(&["snapshot", "hold", old, "two"]);
+    let told = mounted.exits_with(1, &["subvolume", "delete", old]);
+    let commands: Vec<&str> = told.split('`').skip(1).step_by(2).collect();
+    let shown = "'dir/home~before-rollback-1'";
+    assert_eq!(
+        commands,
+        [
+            format!("cairn snapshot release {shown} two"),
+            format!("cairn snapshot delete {shown} one..two")
+        ],
+        "{told}"
+    );
+    mounted.succeeds(&["snapshot", "release", old, "two"]);
+    mounted.succeeds(&["snapshot", "delete", old, "one..two"]);
+    mounted.succeeds(&["subvolume", "delete", old]);
+    assert_eq!(snapshots(&mounted, "dir/home"), ["three"]);
+    end(&mounted);
+}
+
 #[test]
 fn a_schedule_moves_on() {
     let Some(mounted) = mounted() else { return };

@@ -7,9 +7,39 @@
 mod mounted;
 mod mounting;
 
-use cairn_format::{BlockNumber, Geometry, NODE_SIZE, Node, Superblock, TREE_SUBVOLUMES};
+use cairn_format::{
+    BlockNumber, DirectoryEntry, Geometry, ItemKind, Key, NODE_SIZE, Node, Superblock,
+    TREE_SUBVOLUMES,
+};
 use mounted::Mounted;
 use std::fs;
+
+/// Has `edit` change nodes of the image, those at least that were written last. It says which it
+/// has changed.
+fn edit_pages(mounted: &Mounted, edit: impl Fn(&mut [u8], Node) -> Option<()>) {
+    let mut image = fs::read(mounted.path("image")).unwrap();
+    let slot = Geometry::SUPERBLOCKS[0];
+    let at = slot.offset_bytes() as usize;
+    let volume = Superblock::decode(&image[at..at + 4096], slot).unwrap().volume;
+    let mut edited = 0;
+    for (index, page) in image.chunks_exact_mut(NODE_SIZE).enumerate() {
+        let address = BlockNumber((index * NODE_SIZE / 4096) as u64);
+        let copy: Box<[u8; NODE_SIZE]> = page.to_vec().into_boxed_slice().try_into().unwrap();
+        let Ok(node) = Node::decode(copy, volume, address) else { continue };
+        edited += edit(page, node).iter().count();
+    }
+    assert!(edited > 0);
+    fs::write(mounted.path("image"), &image).unwrap();
+}
+
+/// The same of nodes that stay nodes.
+fn edit_nodes(mounted: &Mounted, edit: impl Fn(&mut Node) -> Option<()>) {
+    edit_pages(mounted, |page, mut node| {
+        edit(&mut node)?;
+        page.copy_from_slice(node.seal());
+        Some(())
+    });
+}
 
 #[test]
 fn damaged_data_of_a_snapshot_is_named_and_goes_with_it() {
@@ -56,6 +86,51 @@ fn damaged_data_of_a_snapshot_is_named_and_goes_with_it() {
     mounted.succeeds(&["fsck", "--data", "image"]);
 }
 
+/// A directory has no name any more: what is in it has no path.
+#[test]
+fn a_comparison_goes_on_behind_damage() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.succeeds(&["mkfs", "--size", "64M", "image"]);
+    mounted.succeeds(&["mount", "image", "dir"]);
+    mounted.succeeds(&["subvolume", "create", "dir/sub"]);
+    let at = |name: &str| mounted.path("dir/sub").join(name);
+    for directory in ["hidden", "whole"] {
+        fs::create_dir(at(directory)).unwrap();
+        fs::write(at(directory).join("file"), "then").unwrap();
+        fs::write(at(directory).join("old"), "then").unwrap();
+    }
+    mounted.succeeds(&["snapshot", "create", "dir/sub", "one"]);
+    for directory in ["hidden", "whole"] {
+        fs::write(at(directory).join("file"), "now").unwrap();
+        fs::write(at(directory).join("new"), "now").unwrap();
+        fs::remove_file(at(directory).join("old")).unwrap();
+    }
+    mounted.succeeds(&["snapshot", "create", "dir/sub", "two"]);
+    mounted.succeeds(&["umount", "dir"]);
+    edit_nodes(&mounted, |node| {
+        let is_it = |(key, value): (Key, &[u8])| {
+            let is_entry = ItemKind::from_u8(key.kind) == Some(ItemKind::DirectoryEntry);
+            is_entry && DirectoryEntry::name_of(value).is_ok_and(|name| name == b"hidden")
+        };
+        let index = (node.level() == 0).then(|| node.items().position(is_it))??;
+        node.remove(index);
+        Some(())
+    });
+
+    mounted.succeeds(&["mount", "image", "dir"]);
+    let [one, two] = ["one", "two"].map(|name| format!("dir/.snapshots/sub/{name}"));
+    for new in [&two[..], "dir/sub"] {
+        let output = mounted.run(&["diff", &one, new]);
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        let shown = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(shown, "M whole/file (data)\n+ whole/new\n- whole/old\n");
+        let damage = told.matches("its parent has no entry of it").count();
+        assert!(damage > 0 && told.contains("`cairn fsck IMAGE`"), "{told}");
+    }
+    mounted.succeeds(&["umount", "dir"]);
+}
+
 #[test]
 fn a_damaged_tree_of_subvolumes_is_named_with_what_to_do() {
     let Some(mounted) = Mounted::new() else { return };
@@ -65,22 +140,7 @@ fn a_damaged_tree_of_subvolumes_is_named_with_what_to_do() {
     fs::write(mounted.path("dir/sub/file"), "kept").unwrap();
     mounted.succeeds(&["snapshot", "create", "dir/sub", "one"]);
     mounted.succeeds(&["umount", "dir"]);
-    let mut image = fs::read(mounted.path("image")).unwrap();
-    let slot = Geometry::SUPERBLOCKS[0];
-    let at = slot.offset_bytes() as usize;
-    let volume = Superblock::decode(&image[at..at + 4096], slot).unwrap().volume;
-    let mut damaged = 0;
-    for (index, page) in image.chunks_exact_mut(NODE_SIZE).enumerate() {
-        let address = BlockNumber((index * NODE_SIZE / 4096) as u64);
-        let copy: Box<[u8; NODE_SIZE]> = page.to_vec().into_boxed_slice().try_into().unwrap();
-        let node = Node::decode(copy, volume, address);
-        if node.is_ok_and(|node| node.tree() == TREE_SUBVOLUMES) {
-            page[1000] ^= 0xff;
-            damaged += 1;
-        }
-    }
-    assert!(damaged > 0);
-    fs::write(mounted.path("image"), &image).unwrap();
+    edit_pages(&mounted, |page, node| (node.tree() == TREE_SUBVOLUMES).then(|| page[1000] ^= 0xff));
 
     let told = mounted.exits_with(1, &["mount", "image", "dir"]);
     let advice = format!("`cairn fsck {}`", mounted.path("image").display());

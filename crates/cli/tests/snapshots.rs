@@ -17,8 +17,10 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, XattrFlags};
 use rustix::io::Errno;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -141,6 +143,37 @@ fn a_snapshot_shows_what_was_and_stays_so() {
     let told = mounted.exits_with(1, &["snapshot", "create", "dir", "third"]);
     assert!(told.contains("read-only"), "{told}");
     assert_eq!(listed(&mounted, "dir").len(), 2);
+    mounted.end();
+}
+
+/// What is no UTF-8 stays what it is for a script, and different names stay different.
+#[test]
+fn names_are_any_bytes() {
+    let Some(mounted) = Mounted::with_volume() else { return };
+    let name = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
+    let home = mounted.at("").join(name(b"h\xe9"));
+    let cairn = |arguments: &[&OsStr]| {
+        let output = mounted.command(&[]).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    let json =
+        |arguments: &[&OsStr]| -> Value { serde_json::from_slice(&cairn(arguments)).unwrap() };
+    let [create, list, as_json] = ["create", "list", "--json"].map(OsStr::new);
+    let (subvolume, snapshot) = (OsStr::new("subvolume"), OsStr::new("snapshot"));
+    cairn(&[subvolume, create, home.as_os_str()]);
+    fs::write(home.join("file"), "then").unwrap();
+    for bytes in [b"\xe8", b"\xe9", b"\n"] {
+        let told = cairn(&[snapshot, create, home.as_os_str(), &name(bytes)]);
+        let path = Path::new(OsStr::from_bytes(told.strip_suffix(b"\n").unwrap()));
+        assert_eq!(fs::read(path.join("file")).unwrap(), b"then");
+    }
+    let found = json(&[snapshot, list, home.as_os_str(), as_json]);
+    let names: Vec<&str> =
+        found.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert_eq!(names, [r"\xe8", r"\xe9", r"\x0a"]);
+    let found = json(&[subvolume, list, mounted.at("").as_os_str(), as_json]);
+    assert_eq!(found[1]["path"], r"/h\xe9", "{found}");
     mounted.end();
 }
 
@@ -363,7 +396,8 @@ fn snapshots_of_subvolumes_stand_below_the_path_of_each() {
     mounted.succeeds(&["snapshot", "delete", "dir/post/old", "x"]);
     mounted.succeeds(&["subvolume", "delete", "dir/post/old"]);
     let told = mounted.exits_with(1, &["subvolume", "delete", "dir/post"]);
-    assert!(told.contains("has snapshots") && told.contains("delete those first"), "{told}");
+    assert!(told.contains("has a snapshot of its own"), "{told}");
+    assert!(told.contains("`cairn snapshot delete dir/post x`"), "{told}");
     fs::remove_file(mounted.at("post/letter")).unwrap();
     expect_errno(fs::remove_dir(mounted.at("post")), &[Errno::BUSY]);
     mounted.succeeds(&["snapshot", "delete", "dir/post", "x"]);
@@ -417,7 +451,10 @@ fn every_snapshot_is_listed() {
     assert!(told.is_dir(), "{told:?}");
     let all = listed(&mounted, "dir");
     assert_eq!(all.len(), 7);
-    assert_eq!(names(&mounted.at(".snapshots")), all.into_iter().map(|one| one.0).collect());
+    let shown = names(&mounted.at(".snapshots")).into_iter();
+    let shown: BTreeSet<String> =
+        shown.map(|name| cairn_fsck::shown_path(name.as_bytes())).collect();
+    assert_eq!(shown, all.into_iter().map(|one| one.0).collect());
     let list = mounted.succeeds(&["snapshot", "list", "dir"]);
     assert!(list.lines().count() == 8 && list.starts_with("created "), "{list}");
     assert!(list.chars().all(|letter| letter == '\n' || !letter.is_control()), "{list:?}");
@@ -510,6 +547,25 @@ fn a_snapshot_belongs_to_the_owner_of_its_subvolume() {
     assert_eq!(text(&mounted.at(".snapshots/closed/one/file")).unwrap(), "file");
     assert!(cairn(&["snapshot", "delete", "dir/own", "one"]));
     assert!(!cairn(&["snapshot", "delete", "dir/closed", "one"]));
+    // What can't be opened is named.
+    for arguments in [
+        &["snapshot", "list", "dir/closed"][..],
+        &["snapshot", "keep", "dir/closed"],
+        &["snapshot", "create", "dir/closed"],
+        &["subvolume", "show", "dir/closed"],
+        &["subvolume", "delete", "dir/closed/below"],
+        &["fork", "dir/closed", "dir/own/fork"],
+        &["fork", "dir/own", "dir/closed/fork"],
+        &["rollback", "dir/closed/below", "one"],
+        &["diff", "dir/closed", "dir/closed"],
+        &["apply", "dir/closed"],
+        &["sync", "dir/closed"],
+    ] {
+        let output = mounted.command(arguments).uid(4711).gid(4711).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains("dir/closed"), "{arguments:?}: {told}");
+        assert!(told.contains("you need to read it"), "{arguments:?}: {told}");
+    }
     mounted.end();
 }
 

@@ -40,7 +40,7 @@ pub use file::planned_read::{PlannedRead, ReadAtOnce};
 pub use fsync_stage::FsyncStage;
 pub use inode_id::InodeId;
 pub use names::held_space::{SnapshotShare, SnapshotStatistics};
-pub use names::rollback::{CarriedValue, Rollback, RollbackOptions};
+pub use names::rollback::{CarriedValue, Rollback, RollbackOptions, is_name_before_rollback};
 pub use options::{FsyncWait, VolumeOptions};
 pub use shutdown::ShutdownLog;
 pub use statistics::{ComposedDevice, DeviceMember, Statistics};
@@ -51,9 +51,10 @@ pub use store::snapshots::{SnapshotInfo, is_temporary_name};
 pub use store::storage_room::STORAGE_ROOM_BYTES;
 pub use store::subvolumes::SubvolumeInfo;
 pub use types::{
-    AllocateMode, Applied, Apply, ApplyOptions, AttributeChange, Attributes, Changes, Completion,
-    Conflict, ConflictKind, Difference, DifferenceKind, DirectoryItem, ForkOptions, FsyncKind,
-    NewInode, RenameMode, SeekTarget, SpaceInfo, TimeChange, Winner, WriteTimes, XattrMode,
+    AllocateMode, Applied, Apply, ApplyOptions, AttributeChange, Attributes, Changes, Compared,
+    Completion, Conflict, ConflictKind, Difference, DifferenceKind, DirectoryItem, ForkOptions,
+    FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, TimeChange, Winner, WriteTimes,
+    XattrMode,
 };
 pub use volume::Volume;
 

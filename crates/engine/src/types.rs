@@ -1,4 +1,5 @@
 //! Arguments and results of the volume's operations.
+use crate::Error;
 use crate::InodeId;
 use crate::Result;
 use cairn_environment::clock;
@@ -223,6 +224,15 @@ pub struct Difference {
     pub kind: DifferenceKind,
 }
 
+/// What differs, as far as it could be found out.
+#[derive(Clone, Debug, Default)]
+pub struct Compared {
+    /// By path.
+    pub differences: Vec<Difference>,
+    /// Damage on the way, each once: what has changed there may not be among the differences.
+    pub damage: Vec<Error>,
+}
+
 /// The kinds of differences at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DifferenceKind {
@@ -348,4 +358,7 @@ pub struct ApplyOptions<'a> {
     /// The name of an attribute of a subvolume's root directory that is left as it is on both
     /// sides.
     pub own_attribute: Option<&'a [u8]>,
+    /// The root directory of the subvolume that gets the changes, in the line of the one that the
+    /// fork came from; without, that of [`Volume::origin_of_fork`](crate::Volume::origin_of_fork).
+    pub target: Option<InodeId>,
 }

@@ -20,6 +20,7 @@ mod header;
 mod items;
 mod key;
 pub mod node;
+mod shown;
 mod snapshot;
 mod subvolume;
 mod superblock;
@@ -43,6 +44,7 @@ pub use key::{
     TREE_SUBVOLUMES, hash_name, name_slot_range,
 };
 pub use node::{ChildPointer, Node};
+pub use shown::shown_bytes;
 pub use snapshot::{CleanupItem, DeadListItem, DeadRun, RawDeadRun, RawSnapshot, SnapshotItem};
 pub use subvolume::{Origin, RawSubvolume, SubvolumeItem};
 pub use superblock::{

@@ -1,5 +1,6 @@
 //! The facts of each inode and directory entry that pass `Items` keeps for pass `Namespace`:
 //! compact, since a volume has millions of them.
+pub(crate) use cairn_format::shown_bytes as shown;
 use cairn_format::{FileType, OrphanKind};
 
 /// An inode, in 48 bytes.
@@ -37,25 +38,4 @@ pub(crate) fn names_of(names: &[NameFacts], inode: u64) -> &[NameFacts] {
     let first = names.partition_point(|name| name.child < inode);
     let count = names[first..].partition_point(|name| name.child == inode);
     &names[first..first + count]
-}
-
-/// Bytes of a name or path as text for a terminal. Control characters, bytes that are no UTF-8, and
-/// backslashes are escaped as a shell reads them in `$'…'`, so different bytes are different texts.
-pub(crate) fn shown(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    let escaped =
-        |bytes: &[u8]| bytes.iter().map(|byte| format!(r"\x{byte:02x}")).collect::<String>();
-    for chunk in bytes.utf8_chunks() {
-        for character in chunk.valid().chars() {
-            match character {
-                '\\' => text.push_str(r"\\"),
-                _ if character.is_control() => {
-                    text += &escaped(character.encode_utf8(&mut [0; 4]).as_bytes());
-                }
-                _ => text.push(character),
-            }
-        }
-        text += &escaped(chunk.invalid());
-    }
-    text
 }

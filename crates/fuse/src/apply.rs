@@ -5,7 +5,7 @@ use crate::control::send_cached_data_of;
 use crate::directory_requests::{Request, Side, Subvolume, ask};
 use crate::error::MountError;
 use crate::path_text::{decode_path, decode_records, encode_path};
-use crate::subvolumes::subvolume_at;
+use crate::subvolumes::{status_of_root, subvolume_at};
 use rustix::io::Errno;
 use std::path::Path;
 
@@ -34,11 +34,30 @@ pub enum Outcome {
 /// written before, to the subvolume that it came from. See [`cairn_engine::Volume::apply`]. For
 /// root and the server's user: it changes files of all owners.
 ///
+/// If that was rolled back, another one has its place; `target` says which of them gets the
+/// changes. Without it, that is the one whose name is not `NAME~before-rollback-NUMBER`.
+///
 /// # Errors
-/// If it is no fork; if what it came from is gone (NODATA); if the server is of another build; as
-/// of [`cairn_engine::Volume::apply`].
-pub fn apply(fork: &Path, winner: Winner) -> Result<Application, MountError> {
+/// If it is no fork; if what it came from is gone (NODATA); if `target` is not that, nor has its
+/// place (XDEV); if there is no `target`, and several may be meant (NOTUNIQ); if the server is of
+/// another build; as of [`cairn_engine::Volume::apply`].
+pub fn apply(
+    fork: &Path,
+    target: Option<&Path>,
+    winner: Winner,
+) -> Result<Application, MountError> {
     let other_build = || MountError::OtherBuild(fork.to_owned());
+    let target = match target {
+        Some(target) => {
+            let (of_target, of_fork) = (status_of_root(target)?, status_of_root(fork)?);
+            if of_target.st_dev != of_fork.st_dev {
+                let path = target.to_owned();
+                return Err(MountError::Refused { path, errno: Errno::XDEV });
+            }
+            Some(of_target.st_ino)
+        }
+        None => None,
+    };
     // What the kernel has of the fork, and what it has of the other one: the whole mount.
     send_cached_data_of(fork)?;
     let winner = match winner {
@@ -46,7 +65,11 @@ pub fn apply(fork: &Path, winner: Winner) -> Result<Application, MountError> {
         Winner::Fork => Some(Side::Fork),
         Winner::Origin => Some(Side::Origin),
     };
-    let mut answer = match ask(fork, &Request::Apply { winner }) {
+    let request = match target {
+        Some(target) => Request::ApplyTo { target, winner },
+        None => Request::Apply { winner },
+    };
+    let mut answer = match ask(fork, &request) {
         // A server that does not know the request refuses it, too.
         Err(MountError::Refused { errno: Errno::INVAL, .. })
             if subvolume_at(fork).is_ok_and(|found| found.origin.is_some()) =>

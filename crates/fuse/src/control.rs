@@ -153,6 +153,9 @@ pub(crate) fn open_in_mount(directory: &Path) -> Result<OwnedFd, MountError> {
 
 /// The problem of the path itself, if it has one.
 fn unusable(path: &Path, errno: Errno) -> Option<MountError> {
+    if errno == Errno::ACCESS {
+        return Some(MountError::MayNotOpen(path.to_owned()));
+    }
     let of_path = matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG);
     of_path.then(|| MountError::PathUnusable { path: path.to_owned(), errno })
 }

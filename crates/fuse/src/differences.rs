@@ -11,31 +11,38 @@ use std::path::Path;
 
 pub use cairn_engine::{Changes, Difference, DifferenceKind};
 
+/// What differs, as far as it could be found out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compared {
+    /// By path.
+    pub differences: Vec<Difference>,
+    /// Damage, in words: what has changed there may not be among the differences.
+    pub damage: Vec<String>,
+}
+
 /// What differs between `old` and `new`, by path: root directories of snapshots of one subvolume,
 /// or its own, in one mount. See [`cairn_engine::Volume::differences`]. For root and the server's
 /// user: it names files in directories that others may not read.
 ///
 /// # Errors
 /// If one is no such directory, they are not of one subvolume, or a snapshot can't be read.
-pub fn differences(old: &Path, new: &Path) -> Result<Vec<Difference>, MountError> {
+pub fn differences(old: &Path, new: &Path) -> Result<Compared, MountError> {
     let (of_old, of_new) = (status_of_root(old)?, status_of_root(new)?);
     if of_old.st_dev != of_new.st_dev {
         return Err(MountError::Refused { path: new.to_owned(), errno: Errno::XDEV });
     }
-    let compare = |sent| {
-        let answer = ask(old, &Request::Differences { new: of_new.st_ino, sent });
-        answer.map(|answer| answer.comparison)
-    };
-    let mut comparison = compare(false)?;
-    if comparison == Some(Comparison::MustSend) {
+    let compare = |sent| ask(old, &Request::Differences { new: of_new.st_ino, sent });
+    let mut answer = compare(false)?;
+    if answer.comparison == Some(Comparison::MustSend) {
         send_cached_data_of(new)?;
-        comparison = compare(true)?;
+        answer = compare(true)?;
     }
-    let found = match comparison {
+    let found = match answer.comparison {
         Some(Comparison::Differences(text)) => decode(&text),
         Some(Comparison::MustSend) | None => None,
     };
-    found.ok_or_else(|| MountError::OtherBuild(old.to_owned()))
+    let differences = found.ok_or_else(|| MountError::OtherBuild(old.to_owned()))?;
+    Ok(Compared { differences, damage: answer.damage })
 }
 
 const CHANGES: usize = 6;

@@ -43,6 +43,8 @@ pub(crate) enum Request {
     /// Apply what has changed in this fork to what it came from; this side wins conflicts, or
     /// nothing is applied if there are any.
     Apply { winner: Option<Side> },
+    /// The same, to the subvolume with the root directory of this inode number.
+    ApplyTo { target: u64, winner: Option<Side> },
     /// Say more of an answer, from this byte on; the directory does not matter.
     Continue { number: u64, from: u64 },
 }
@@ -55,6 +57,7 @@ impl Request {
             Self::Snapshots(request) => request.changes_volume(),
             Self::Create { .. }
             | Self::Apply { .. }
+            | Self::ApplyTo { .. }
             | Self::Fork { .. }
             | Self::Remove { .. }
             | Self::Rollback { .. }
@@ -144,6 +147,9 @@ pub(crate) struct Answer {
     pub(crate) snapshots: Vec<Snapshot>,
     #[serde(default)]
     pub(crate) comparison: Option<Comparison>,
+    /// What has hidden differences, in words.
+    #[serde(default)]
+    pub(crate) damage: Vec<String>,
     /// What was asked for of several snapshots together.
     #[serde(default)]
     pub(crate) space_bytes: Option<u64>,
@@ -369,6 +375,7 @@ mod tests {
             Request::Differences { new: 1 << 62, sent: true },
             Request::Apply { winner: None },
             Request::Apply { winner: Some(Side::Fork) },
+            Request::ApplyTo { target: 1 << 62, winner: None },
             Request::Continue { number: u64::MAX, from: 7 },
         ] {
             let buffer = encode(&request).unwrap();
@@ -410,6 +417,7 @@ mod tests {
         let answer = Answer {
             subvolumes,
             snapshots: vec![snapshot],
+            damage: vec!["inode 7 \"of it\"".into()],
             comparison: Some(Comparison::Differences("- %ff;".into())),
             space_bytes: Some(1),
             schedule: Some("every 1h keep 1x1h".into()),

@@ -57,6 +57,11 @@ pub enum MountError {
         "{path} is unmounted, but its server, process {process_id}, has not ended after {seconds} s"
     )]
     ServerStillRunning { path: PathBuf, process_id: u32, seconds: u64 },
+    #[error(
+        "{0}: permission denied: the command opens it, so you need to read it, and to search the \
+         directories above it; a mount of another user is for that user alone, without `allow_other`"
+    )]
+    MayNotOpen(PathBuf),
     #[error("the mount {path} does not answer: {errno}")]
     NoAnswer { path: PathBuf, errno: Errno },
     #[error("the server of {0} is another build of cairn: unmount the volume and mount it again")]

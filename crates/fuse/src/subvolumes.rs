@@ -25,7 +25,10 @@ fn place(path: &Path) -> Result<(PathBuf, &OsStr), MountError> {
 /// INVAL if it is no directory, BUSY if it is the root directory of a mount, which no name in that
 /// mount leads to.
 fn place_of_subvolume(path: &Path) -> Result<(PathBuf, OsString), MountError> {
-    let refused = |errno| MountError::Refused { path: path.to_owned(), errno };
+    let refused = |errno| match errno {
+        Errno::ACCESS => MountError::MayNotOpen(path.to_owned()),
+        errno => MountError::Refused { path: path.to_owned(), errno },
+    };
     let found = rustix::fs::lstat(path).map_err(refused)?;
     if !FileType::from_raw_mode(found.st_mode).is_dir() {
         return Err(refused(Errno::INVAL));

@@ -20,10 +20,17 @@ pub fn print<T: Serialize + Display>(value: &T, json: bool) -> anyhow::Result<()
 /// # Errors
 /// When it can't be written.
 pub fn print_text(text: &dyn Display) -> anyhow::Result<()> {
-    let text = text.to_string();
+    print_bytes(text.to_string().trim_end_matches('\n').as_bytes())
+}
+
+/// Prints `bytes`, a path perhaps, as they are, and a line end.
+///
+/// # Errors
+/// When they can't be written.
+pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut output = io::stdout().lock();
     let written = output
-        .write_all(text.trim_end_matches('\n').as_bytes())
+        .write_all(bytes)
         .and_then(|()| output.write_all(b"\n"))
         .and_then(|()| output.flush());
     match written {

@@ -10,8 +10,6 @@ use cairn_fuse::apply::{
 use cairn_fuse::subvolumes::{self, Subvolume};
 use cairn_harness::console;
 use rustix::io::Errno;
-use std::borrow::Cow;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -38,6 +36,9 @@ pub const EXIT_FAILURE: u8 = 2;
 pub struct Arguments {
     /// Root directory of a fork.
     fork: PathBuf,
+    /// Root directory of the subvolume that gets the changes, if FORK came from one that was rolled
+    /// back: that one, or what has its place.
+    origin: Option<PathBuf>,
     /// Decide conflicts for the fork: what it has replaces what the origin has.
     #[arg(long, conflicts_with = "ours")]
     theirs: bool,
@@ -62,14 +63,14 @@ Examples:
 /// # Errors
 /// When it is no fork in a mount of Cairn, or the volume refuses.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let Arguments { fork, theirs, ours, json } = arguments;
+    let Arguments { fork, origin, theirs, ours, json } = arguments;
     let winner = match (theirs, ours) {
         (true, _) => Winner::Fork,
         (_, true) => Winner::Origin,
         (false, false) => Winner::Neither,
     };
     let Application { target, outcome } =
-        apply::apply(fork, winner).map_err(|error| explain(fork, error))?;
+        apply::apply(fork, origin.as_deref(), winner).map_err(|error| explain(fork, error))?;
     if *json {
         let shown = serde_json::to_string_pretty(&Shown::new(&target, &outcome));
         console::print_text(&shown.context("JSON")?)?;
@@ -110,9 +111,9 @@ fn named(fork: &Path, target: &Subvolume) -> String {
         })
     });
     match reached {
-        Some(path) => cairn_fsck::shown_path(path.as_os_str().as_bytes()),
+        Some(path) => mount_error::shown(&path),
         None => {
-            let fork = cairn_fsck::shown_path(fork.as_os_str().as_bytes());
+            let fork = mount_error::shown(fork);
             format!("the subvolume that {fork} came from")
         }
     }
@@ -127,38 +128,38 @@ fn beside(fork: &Path, of_fork: &Path, of_target: &Path) -> Option<PathBuf> {
     Some(if below.as_os_str().is_empty() { above.to_owned() } else { above.join(below) })
 }
 
-/// What was done, in JSON; paths have a replacement character for what is not UTF-8.
+/// What was done, in JSON, with paths as [`cairn_fsck::shown_path`] shows them.
 #[derive(serde::Serialize)]
-struct Shown<'a> {
+struct Shown {
     /// Of the origin.
     subvolume: u64,
     /// Below the root of the mount, if it is there.
-    path: Option<Cow<'a, str>>,
+    path: Option<String>,
     applied: bool,
     /// Names that came or went.
     names: u64,
     /// Files and directories that have changed or are gone.
     files: u64,
-    conflicts: Vec<ShownConflict<'a>>,
+    conflicts: Vec<ShownConflict>,
 }
 
 #[derive(serde::Serialize)]
-struct ShownConflict<'a> {
-    path: Cow<'a, str>,
+struct ShownConflict {
+    path: String,
     /// `both_changed`, `removed_in_origin`, `removed_in_fork`, `both_named`, `both_moved`, `loop`.
     kind: &'static str,
     /// `--theirs` and `--ours` decide it.
     can_be_decided: bool,
 }
 
-impl<'a> Shown<'a> {
-    fn new(target: &'a Subvolume, outcome: &'a Outcome) -> Self {
+impl Shown {
+    fn new(target: &Subvolume, outcome: &Outcome) -> Self {
         let (applied, AppliedCounts { names, inodes: files }, conflicts) = match outcome {
             Outcome::Applied(counts) => (true, *counts, &[][..]),
             Outcome::Conflicts(conflicts) => (false, AppliedCounts::default(), &conflicts[..]),
         };
-        let conflict = |conflict: &'a Conflict| ShownConflict {
-            path: String::from_utf8_lossy(&conflict.path),
+        let conflict = |conflict: &Conflict| ShownConflict {
+            path: cairn_fsck::shown_path(&conflict.path),
             kind: match conflict.kind {
                 ConflictKind::BothChanged => "both_changed",
                 ConflictKind::RemovedInOrigin => "removed_in_origin",
@@ -171,7 +172,7 @@ impl<'a> Shown<'a> {
         };
         Self {
             subvolume: target.id,
-            path: target.path.as_ref().map(|path| path.to_string_lossy()),
+            path: target.path.as_deref().map(mount_error::shown),
             applied,
             names,
             files,
@@ -186,7 +187,7 @@ fn count(number: u64, one: &str, several: &str) -> String {
 }
 
 fn applied(fork: &Path, origin: &str, counts: AppliedCounts) -> String {
-    let fork = cairn_fsck::shown_path(fork.as_os_str().as_bytes());
+    let fork = mount_error::shown(fork);
     if counts == AppliedCounts::default() {
         return format!("{origin} has all changes of {fork} already: nothing was changed");
     }
@@ -221,7 +222,7 @@ fn line(conflict: &Conflict, winner: Winner, origin: &str) -> String {
 
 /// What to do about conflicts that are left with this winner.
 fn advice(fork: &Path, winner: Winner, origin: &str, conflicts: &[Conflict]) -> String {
-    let fork = cairn_fsck::shown_path(fork.as_os_str().as_bytes());
+    let fork = mount_error::shown(fork);
     let all = conflicts.len() as u64;
     let mut text = format!("nothing was changed: {}", count(all, "conflict", "conflicts"));
     let open = conflicts.iter().filter(|conflict| !conflict.kind.can_be_decided()).count() as u64;
@@ -258,17 +259,26 @@ fn advice(fork: &Path, winner: Winner, origin: &str, conflicts: &[Conflict]) -> 
 
 /// What an error means here, and what to do.
 fn explain(fork: &Path, error: MountError) -> anyhow::Error {
-    let refusal = match error {
-        MountError::NoAnswer { errno: errno @ Errno::ACCESS, path } => Ok((path, errno)),
-        error => mount_error::refusal(error),
-    };
-    let (path, errno) = match refusal {
+    let (path, errno) = match mount_error::refusal(error) {
         Ok(refusal) => refusal,
         Err(explained) => return explained,
     };
-    let (fork, path) = (fork.display(), path.display());
+    let is_of_fork = path == fork;
+    let (fork, path) = (mount_error::shown(fork), mount_error::shown(&path));
     let reason = match errno {
         Errno::NOENT => format!("{path} does not exist; `cairn subvolume list` shows forks"),
+        Errno::INVAL | Errno::NOTDIR if !is_of_fork => {
+            format!("{path} is not the root directory of a subvolume")
+        }
+        Errno::XDEV => format!(
+            "nothing was changed: the subvolume that is to get the changes is not the one that \
+             {fork} came from, nor one that a rollback has put in its place"
+        ),
+        Errno::NOTUNIQ => format!(
+            "nothing was changed: the subvolume that {fork} came from was rolled back, and several \
+             may be meant (`cairn subvolume list` shows them): name the one that is to get the \
+             changes, `cairn apply {fork} ORIGIN`"
+        ),
         Errno::INVAL | Errno::NOTDIR => format!(
             "{fork} is not the root directory of a fork, so it has no changes to apply: `cairn \
              fork SOURCE NEW` makes one (`cairn subvolume list` shows them)"
@@ -291,10 +301,6 @@ fn explain(fork: &Path, error: MountError) -> anyhow::Error {
         Errno::PERM => format!(
             "nothing was changed: {fork} may have changed files of all owners, so only root and \
              the user of the mount apply it"
-        ),
-        Errno::ACCESS => format!(
-            "{path} is in the mount of another user, or in a directory that you may not read: only \
-             root and the user of the mount apply a fork"
         ),
         Errno::ROFS => format!("nothing was changed: the volume of {fork} is mounted read-only"),
         Errno::STALE => format!(

@@ -5,10 +5,9 @@
 use crate::mount_error;
 use anyhow::Context;
 use cairn_fuse::MountError;
-use cairn_fuse::differences::{self, Changes, Difference, DifferenceKind};
+use cairn_fuse::differences::{self, Changes, Compared, Difference, DifferenceKind};
 use cairn_harness::console;
 use rustix::io::Errno;
-use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -30,7 +29,8 @@ pub const EXIT_FAILURE: u8 = 2;
 /// A file that was written counts as changed, also if its content is the same. Times of last access
 /// are not compared. Nested subvolumes are left out. For root and the user of the mount.
 ///
-/// The exit code is 0 if nothing differs, 1 if something does, 2 after an error.
+/// The exit code is 0 if nothing differs, 1 if something does, 2 after an error: also if damage of
+/// the volume hides some differences, and the others are listed.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, verbatim_doc_comment)]
 pub struct Arguments {
@@ -54,41 +54,53 @@ Examples:
 /// When they are not of one subvolume of a mount of Cairn, or can't be read.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { old, new, json } = arguments;
-    let found = differences::differences(old, new).map_err(|error| explain(old, new, error))?;
+    let Compared { differences: found, damage } =
+        differences::differences(old, new).map_err(|error| explain(old, new, error))?;
     if *json {
         let shown: Vec<_> = found.iter().map(Shown::new).collect();
         console::print_text(&serde_json::to_string_pretty(&shown).context("JSON")?)?;
     } else if !found.is_empty() {
         console::print_text(&found.iter().map(line).collect::<Vec<_>>().join("\n"))?;
     }
+    if !damage.is_empty() {
+        for one in &damage {
+            console::tell(&format_args!("cairn: {one}"));
+        }
+        let [old, new] = [&**old, new].map(mount_error::shown);
+        anyhow::bail!(
+            "{old} and {new} could not be compared where the volume is damaged: more may differ \
+             than is listed; unmount the volume, then `cairn fsck IMAGE` shows all damage, and \
+             what helps"
+        );
+    }
     Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DIFFERENT) })
 }
 
-/// A difference in JSON; paths have a replacement character for what is not UTF-8.
+/// A difference in JSON, with paths as [`cairn_fsck::shown_path`] shows them.
 #[derive(serde::Serialize)]
-struct Shown<'d> {
-    path: Cow<'d, str>,
+struct Shown {
+    path: String,
     /// `added`, `removed`, `moved` or `changed`.
     kind: &'static str,
     /// Of what was moved, the path before.
     #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<Cow<'d, str>>,
+    from: Option<String>,
     /// Of what has changed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     changes: Vec<&'static str>,
 }
 
-impl<'d> Shown<'d> {
-    fn new(difference: &'d Difference) -> Self {
+impl Shown {
+    fn new(difference: &Difference) -> Self {
         let (kind, from, changes) = match &difference.kind {
             DifferenceKind::Removed => ("removed", None, Vec::new()),
             DifferenceKind::Added => ("added", None, Vec::new()),
             DifferenceKind::Moved { from } => {
-                ("moved", Some(String::from_utf8_lossy(from)), Vec::new())
+                ("moved", Some(cairn_fsck::shown_path(from)), Vec::new())
             }
             DifferenceKind::Changed(changes) => ("changed", None, names(*changes)),
         };
-        Self { path: String::from_utf8_lossy(&difference.path), kind, from, changes }
+        Self { path: cairn_fsck::shown_path(&difference.path), kind, from, changes }
     }
 }
 
@@ -124,7 +136,7 @@ fn explain(old: &Path, new: &Path, error: MountError) -> anyhow::Error {
         Ok(refusal) => refusal,
         Err(explained) => return explained,
     };
-    let (old, new, path) = (old.display(), new.display(), path.display());
+    let [old, new, path] = [old, new, &*path].map(mount_error::shown);
     let reason = match errno {
         Errno::NOENT => format!("{path} does not exist; `cairn snapshot list` shows snapshots"),
         Errno::INVAL | Errno::NOTDIR => format!(

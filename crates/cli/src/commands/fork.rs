@@ -48,7 +48,7 @@ fn explain(source: &Path, new: &Path, error: MountError) -> anyhow::Error {
         Err(explained) => return explained,
     };
     let is_new = path == new;
-    let (path, source) = (path.display(), source.display());
+    let (path, source) = (mount_error::shown(&path), mount_error::shown(source));
     match errno {
         Errno::INVAL if is_new => anyhow::anyhow!("{path} has no name for a subvolume"),
         Errno::INVAL => anyhow::anyhow!(

@@ -225,7 +225,7 @@ pub fn quoted(text: &str) -> String {
 }
 
 /// The path of a file as a shell takes it for one word, from what reports show.
-fn quoted_name(shown: &str) -> String {
+pub fn quoted_name(shown: &str) -> String {
     match shown.contains('\\') {
         true => format!("$'{}'", shown.replace('\'', r"\'")),
         false => quoted(shown),

@@ -40,12 +40,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { path, snapshot } = arguments;
     let done = subvolumes::rollback(path, snapshot.as_bytes())
         .map_err(|error| explain(path, snapshot, error))?;
-    let shown = cairn_fsck::shown_path;
+    let shown = mount_error::shown;
     let mut text = format!(
         "{} is what the snapshot {} holds; before, it was what is in {} now",
-        shown(path.as_os_str().as_bytes()),
-        shown(snapshot.as_bytes()),
-        shown(done.old.as_os_str().as_bytes())
+        shown(path),
+        cairn_fsck::shown_path(snapshot.as_bytes()),
+        shown(&done.old)
     );
     if done.has_nested {
         text += "\nother subvolumes are nested there, and stayed there";
@@ -59,7 +59,7 @@ fn explain(path: &Path, snapshot: &OsStr, error: MountError) -> anyhow::Error {
         Ok((_, errno)) => errno,
         Err(explained) => return explained,
     };
-    let (path, snapshot) = (path.display(), cairn_fsck::shown_path(snapshot.as_bytes()));
+    let (path, snapshot) = (mount_error::shown(path), cairn_fsck::shown_path(snapshot.as_bytes()));
     let reason = match errno {
         Errno::INVAL | Errno::NOTDIR => format!(
             "{path} is not the root directory of a subvolume: only subvolumes can be rolled back \

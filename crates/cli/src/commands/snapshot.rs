@@ -1,5 +1,5 @@
 //! `cairn snapshot`: makes, lists, holds and deletes snapshots of subvolumes of a mounted volume.
-mod selection;
+pub mod selection;
 
 use crate::mount_error;
 use anyhow::{Context, bail, ensure};
@@ -174,7 +174,7 @@ fn show_schedule(path: &Path) -> anyhow::Result<()> {
         snapshots::schedule(path).map_err(|error| explain(path, OsStr::new(""), error))?;
     match schedule {
         Some(schedule) => console::print_text(&schedule),
-        None => console::print_text(&format_args!("{} has no schedule", path.display())),
+        None => console::print_text(&format_args!("{} has no schedule", mount_error::shown(path))),
     }
 }
 
@@ -188,7 +188,8 @@ fn create(path: &Path, name: Option<&OsStr>) -> anyhow::Result<()> {
         None => create_named_by_time(path)?,
     };
     match made {
-        Some(below) => console::print_text(&shown_at(path, &below).display()),
+        // For a script: the very bytes.
+        Some(below) => console::print_bytes(shown_at(path, &below).as_os_str().as_bytes()),
         // It is not in this mount.
         None => Ok(()),
     }
@@ -219,7 +220,10 @@ fn create_named_by_time(path: &Path) -> anyhow::Result<Option<PathBuf>> {
             made => return made.map_err(|error| explain(path, &name, error)),
         }
     }
-    bail!("{} has {NAMES_OF_SECOND_MAX} snapshots of this second; give a name", path.display())
+    bail!(
+        "{} has {NAMES_OF_SECOND_MAX} snapshots of this second; give a name",
+        mount_error::shown(path)
+    )
 }
 
 /// A time in UTC, without what is unusual in names.
@@ -259,7 +263,7 @@ fn select<'s>(
     snapshots: &'s [Snapshot],
     given: &OsStr,
 ) -> anyhow::Result<&'s [Snapshot]> {
-    let path = path.display();
+    let path = mount_error::shown(path);
     selection::select(snapshots, given).map_err(|problem| {
         anyhow::anyhow!("{path}: {problem}; `cairn snapshot list {path}` shows them")
     })
@@ -284,7 +288,7 @@ fn delete(path: &Path, names: &[OsString]) -> anyhow::Result<()> {
         let deleted = match selection::interval_of(&selected) {
             Some(interval) if interval.first < interval.last => {
                 if let Some(held) = held(&selected) {
-                    let path = path.display();
+                    let path = mount_error::shown(path);
                     bail!(
                         "nothing of {} is deleted, for some are held; release them first: \
                          `cairn snapshot release {path} {held}`",
@@ -341,8 +345,8 @@ fn list(path: &Path, referenced: bool, json: bool) -> anyhow::Result<()> {
 /// A snapshot in JSON.
 #[derive(serde::Serialize)]
 struct Shown<'s> {
-    /// With a replacement character for what is not UTF-8.
-    name: std::borrow::Cow<'s, str>,
+    /// As [`cairn_fsck::shown_path`] shows it.
+    name: String,
     created: String,
     created_ns: u64,
     generation: u64,
@@ -357,7 +361,7 @@ struct Shown<'s> {
 impl<'s> Shown<'s> {
     fn new(snapshot: &'s Snapshot) -> Self {
         Self {
-            name: String::from_utf8_lossy(&snapshot.name),
+            name: cairn_fsck::shown_path(&snapshot.name),
             created: shown_time(snapshot.created_ns),
             created_ns: snapshot.created_ns,
             generation: snapshot.generation,
@@ -381,7 +385,7 @@ fn line_of(snapshot: &Snapshot, with_referenced: bool) -> String {
     };
     let referenced = with_referenced.then(|| size(snapshot.referenced_bytes));
     let held = if snapshot.is_held { "yes" } else { "no" };
-    let name = cairn_fsck::shown_path(&snapshot.name).to_string();
+    let name = cairn_fsck::shown_path(&snapshot.name);
     let created = shown_time(snapshot.created_ns);
     line([&created, &size(snapshot.unique_bytes), held, &name], referenced.as_deref())
 }
@@ -398,7 +402,7 @@ fn explain(path: &Path, given: &OsStr, error: MountError) -> anyhow::Error {
         Ok((_, errno)) => errno,
         Err(explained) => return explained,
     };
-    let (shown, name) = (path.display(), cairn_fsck::shown_path(given.as_bytes()));
+    let (shown, name) = (mount_error::shown(path), cairn_fsck::shown_path(given.as_bytes()));
     let reason = match errno {
         Errno::INVAL | Errno::NOTDIR => format!(
             "{shown} is not the root directory of a subvolume: only subvolumes have snapshots \
@@ -413,7 +417,7 @@ fn explain(path: &Path, given: &OsStr, error: MountError) -> anyhow::Error {
             )
         }
         Errno::NOTUNIQ => {
-            let below = cairn_fsck::shown_path(path.join(given).as_os_str().as_bytes());
+            let below = mount_error::shown(&path.join(given));
             format!(
                 "a snapshot {name} of {shown} would hide the snapshots of {below}, or of \
                  subvolumes below it, in {}: take another name",

@@ -193,14 +193,14 @@ fn snapshot_lines(snapshots: &SnapshotStatistics) -> Vec<String> {
         lines.extend(snapshots.most_space.iter().map(|share| {
             let id = || format!("subvolume {}", share.subvolume);
             let of = share.path.clone().unwrap_or_else(id);
-            format!("only in snapshot {:?} of {of:?}: {}", share.name, size(share.bytes))
+            format!("only in snapshot \"{}\" of \"{of}\": {}", share.name, size(share.bytes))
         }));
     }
     lines.extend(
         snapshots
             .copies
             .iter()
-            .map(|path| format!("nearly full; a copy that may hold space: {path:?}")),
+            .map(|path| format!("nearly full; a copy that may hold space: \"{path}\"")),
     );
     lines
 }

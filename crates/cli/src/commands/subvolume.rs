@@ -1,10 +1,14 @@
 //! `cairn subvolume`: makes, removes and shows the subvolumes of a mounted volume.
+use crate::commands::fsck::quoted_name;
+use crate::commands::snapshot::selection;
 use crate::mount_error;
 use anyhow::Context;
+use cairn_fuse::MountError;
+use cairn_fuse::snapshots::{self, Snapshot};
 use cairn_fuse::subvolumes::{self, Subvolume};
-use cairn_fuse::{MountError, snapshots};
 use cairn_harness::console;
 use rustix::io::Errno;
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -68,8 +72,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Action::Delete { paths } => {
             for path in paths {
                 subvolumes::remove_subvolume(path).map_err(|error| match error {
-                    MountError::Refused { errno: Errno::BUSY, .. } if has_snapshots(path) => {
-                        explain(error, |_| Some(HAS_SNAPSHOTS))
+                    MountError::Refused { errno: Errno::BUSY, .. } => {
+                        explain_kept(path).unwrap_or_else(|| explain(error, deleted))
                     }
                     error => explain(error, deleted),
                 })?;
@@ -106,8 +110,8 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 #[derive(serde::Serialize)]
 struct Shown<'s> {
     id: u64,
-    /// With a replacement character for what is not UTF-8.
-    path: Option<std::borrow::Cow<'s, str>>,
+    /// As [`cairn_fsck::shown_path`] shows it.
+    path: Option<String>,
     parent: u64,
     uuid: &'s str,
     created_ns: u64,
@@ -126,7 +130,7 @@ impl<'s> Shown<'s> {
     fn new(subvolume: &'s Subvolume) -> Self {
         Self {
             id: subvolume.id,
-            path: subvolume.path.as_deref().map(Path::to_string_lossy),
+            path: path_shown(subvolume),
             parent: subvolume.parent,
             uuid: &subvolume.uuid,
             created_ns: subvolume.created_ns,
@@ -147,7 +151,7 @@ fn explain(error: MountError, reason: fn(Errno) -> Option<&'static str>) -> anyh
         Ok(refusal) => refusal,
         Err(explained) => return explained,
     };
-    let path = path.display();
+    let path = mount_error::shown(&path);
     match reason(errno) {
         None if errno == Errno::NOSPC => {
             anyhow::anyhow!("{path}: the volume is full; {}", mount_error::MAKE_ROOM)
@@ -172,11 +176,77 @@ fn created(errno: Errno) -> Option<&'static str> {
     }
 }
 
-const HAS_SNAPSHOTS: &str = "has snapshots; delete those first: `cairn snapshot list` shows them, \
-                             `cairn snapshot delete` deletes them";
+/// What keeps a subvolume from being deleted, unless it is that a mount shows it.
+fn explain_kept(path: &Path) -> Option<anyhow::Error> {
+    let found = subvolumes::subvolume_at(path).ok()?;
+    if found.is_default || found.path.as_deref() == Some(Path::new("/")) {
+        return None;
+    }
+    let snapshots = snapshots::snapshots(path, false).ok()?;
+    let shown = mount_error::shown(path);
+    Some(match own_snapshots(&snapshots, found.id) {
+        Some(own) => {
+            anyhow::anyhow!("{shown} {}", own.advice(&quoted_name(&shown)))
+        }
+        // Or a thread of the server still has to make or free something.
+        None => anyhow::anyhow!(
+            "{shown} is in use by a `cairn diff`, `cairn apply` or `cairn fork`; delete it after \
+             that"
+        ),
+    })
+}
 
-fn has_snapshots(path: &Path) -> bool {
-    snapshots::snapshots(path, false).is_ok_and(|found| !found.is_empty())
+/// The snapshots that a subvolume has itself, as a shell takes their names.
+#[derive(Debug, PartialEq, Eq)]
+struct OwnSnapshots {
+    count: usize,
+    /// For `cairn snapshot delete`.
+    named: String,
+    /// Those to be released before, if any.
+    held: String,
+}
+
+/// Those of `snapshots`, which `subvolume` shows by age, that are its own. Others are of the
+/// subvolumes whose place it has.
+fn own_snapshots(snapshots: &[Snapshot], subvolume: u64) -> Option<OwnSnapshots> {
+    let word = |one: &Snapshot| quoted_name(&cairn_fsck::shown_path(&one.name));
+    let is_own = |one: &&Snapshot| one.subvolume == subvolume;
+    let own: Vec<&Snapshot> = snapshots.iter().filter(is_own).collect();
+    let words = |chosen: &mut dyn Iterator<Item = &&Snapshot>| {
+        chosen.map(|one| word(one)).collect::<Vec<_>>().join(" ")
+    };
+    let runs = snapshots.chunk_by(|one, other| one.subvolume == other.subvolume);
+    let are_together = runs.filter(|run| run[0].subvolume == subvolume).count() == 1
+        && !own.iter().any(|one| selection::may_be_interval(OsStr::from_bytes(&one.name)));
+    let named = match own[..] {
+        [] => return None,
+        [first, .., last] if are_together => {
+            let interval = [&first.name[..], b"..", &last.name].concat();
+            quoted_name(&cairn_fsck::shown_path(&interval))
+        }
+        _ => words(&mut own.iter()),
+    };
+    let held = words(&mut own.iter().filter(|one| one.is_held));
+    Some(OwnSnapshots { count: own.len(), named, held })
+}
+
+impl OwnSnapshots {
+    /// What to do, behind the path of the subvolume; `path` is that for a shell.
+    fn advice(&self, path: &str) -> String {
+        let Self { count, named, held } = self;
+        let (snapshots, them) = match count {
+            1 => ("a snapshot".to_owned(), "it"),
+            count => (format!("{count} snapshots"), "them"),
+        };
+        let release = match held.is_empty() {
+            true => String::new(),
+            false => format!("`cairn snapshot release {path} {held}`, then "),
+        };
+        format!(
+            "has {snapshots} of its own; to delete {them} first, also for what a rollback has put \
+             in its place: {release}`cairn snapshot delete {path} {named}`"
+        )
+    }
 }
 
 /// Why one was not deleted.
@@ -204,10 +274,12 @@ fn shown(errno: Errno) -> Option<&'static str> {
     }
 }
 
-fn shown_path(subvolume: &Subvolume) -> String {
-    let path =
-        subvolume.path.as_ref().map(|path| cairn_fsck::shown_path(path.as_os_str().as_bytes()));
-    path.unwrap_or_else(|| "(not in this mount)".to_owned())
+fn path_shown(subvolume: &Subvolume) -> Option<String> {
+    subvolume.path.as_deref().map(mount_error::shown)
+}
+
+fn path_or_note(subvolume: &Subvolume) -> String {
+    path_shown(subvolume).unwrap_or_else(|| "(not in this mount)".to_owned())
 }
 
 /// One subvolume of a list.
@@ -219,7 +291,7 @@ fn line(subvolume: &Subvolume) -> String {
     ];
     let notes: String = notes.iter().filter(|note| note.0).map(|note| note.1).collect();
     let fork = subvolume.origin.map_or(String::new(), |(of, _)| format!("  (fork of {of})"));
-    format!("{:>6}  {}{fork}{notes}", subvolume.id, shown_path(subvolume))
+    format!("{:>6}  {}{fork}{notes}", subvolume.id, path_or_note(subvolume))
 }
 
 /// A time in UTC.
@@ -231,7 +303,7 @@ fn shown_time(ns: u64) -> String {
 fn details(subvolume: &Subvolume) -> String {
     let of = subvolume.origin.map(|(of, made)| format!("{of}, as it was at generation {made}"));
     let lines = [
-        ("path", shown_path(subvolume)),
+        ("path", path_or_note(subvolume)),
         ("id", subvolume.id.to_string()),
         ("parent", subvolume.parent.to_string()),
         ("uuid", subvolume.uuid.clone()),
@@ -244,4 +316,41 @@ fn details(subvolume: &Subvolume) -> String {
     ];
     let lines = lines.iter().map(|(name, value)| format!("{:<12}{value}", format!("{name}:")));
     lines.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(name: &[u8], subvolume: u64, is_held: bool) -> Snapshot {
+        Snapshot {
+            name: name.to_vec(),
+            generation: 0,
+            subvolume,
+            created_ns: 0,
+            uuid: String::new(),
+            is_held,
+            unique_bytes: None,
+            referenced_bytes: None,
+        }
+    }
+
+    #[test]
+    fn the_advice_deletes_what_is_its_own() {
+        let one = |name: &[u8], of| snapshot(name, of, false);
+        let named = |all: &[Snapshot]| own_snapshots(all, 301).map(|own| own.named);
+        let inherited = one(b"before", 300);
+        assert_eq!(named(std::slice::from_ref(&inherited)), None);
+        let all = [inherited.clone(), one(b"a", 301), one(b"b", 301), one(b"it's", 301)];
+        assert_eq!(named(&all[..2]).as_deref(), Some("a"));
+        assert_eq!(named(&all).as_deref(), Some(r"'a..it'\''s'"));
+        // What another one has made meanwhile is not its own.
+        let all = [one(b"a", 301), inherited, one(b"\xe9", 301)];
+        assert_eq!(named(&all).as_deref(), Some(r"a $'\xe9'"));
+        let held = [one(b"a", 301), snapshot(b"b", 301, true)];
+        let told = own_snapshots(&held, 301).unwrap().advice("dir/home");
+        assert!(told.starts_with("has 2 snapshots of its own; "), "{told}");
+        let end = "`cairn snapshot release dir/home b`, then `cairn snapshot delete dir/home a..b`";
+        assert!(told.ends_with(end), "{told}");
+    }
 }

@@ -9,7 +9,7 @@ use crate::names::Names;
 use crate::store::failures::uncounted;
 use crate::store::snapshot_space::HeldSpace;
 use cairn_environment::atomic::Ordering;
-use cairn_format::BLOCK_SIZE;
+use cairn_format::{BLOCK_SIZE, shown_bytes};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::time::Duration;
@@ -48,9 +48,9 @@ pub struct SnapshotStatistics {
 pub struct SnapshotShare {
     /// Id of its subvolume.
     pub subvolume: u64,
-    /// Where that is, if it is below the root of the mount.
+    /// Where that is, as [`shown_bytes`] shows it, if it is below the root of the mount.
     pub path: Option<String>,
-    /// Name of the snapshot.
+    /// Name of the snapshot, shown likewise.
     pub name: String,
     /// What nothing else has.
     pub bytes: u64,
@@ -99,7 +99,7 @@ impl Names {
         } else {
             uncounted(|| self.paths_of_subvolumes()).unwrap_or_default()
         };
-        let shown = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
+        let shown = |bytes: &Vec<u8>| shown_bytes(bytes);
         let share = |(subvolume, name, blocks): (u64, Vec<u8>, u64)| SnapshotShare {
             subvolume,
             path: paths.get(&subvolume).map(shown),
@@ -161,15 +161,16 @@ fn message_of_snapshots(held: &Held) -> Option<String> {
     for (index, share) in held.most.iter().enumerate() {
         let before = if index == 0 { "; the most alone have" } else { "," };
         let subvolume = share.path.clone().unwrap_or_else(|| nameless(share.subvolume));
-        let _ =
-            write!(text, "{before} {:?} of {subvolume:?} ({})", share.name, size_text(share.bytes));
+        let (name, size) = (&share.name, size_text(share.bytes));
+        let _ = write!(text, "{before} \"{name}\" of \"{subvolume}\" ({size})");
     }
     text.push_str("; `cairn snapshot delete --dry-run` says what several have together");
     Some(text)
 }
 
 fn message_of_copies(copies: &[String]) -> Option<String> {
-    let shown: Vec<_> = copies.iter().take(COPIES_SHOWN).map(|copy| format!("{copy:?}")).collect();
+    let shown: Vec<_> =
+        copies.iter().take(COPIES_SHOWN).map(|copy| format!("\"{copy}\"")).collect();
     let more = match copies.len() - shown.len() {
         0 => String::new(),
         more => format!(" and {more} more"),
@@ -199,9 +200,9 @@ mod tests {
         assert_eq!(message(&held(0, Vec::new())), None);
         let text = message(&held(5 << 30, Vec::new())).unwrap();
         assert!(text.contains("5120 MiB are only in snapshots, which can be deleted; `"), "{text}");
-        let most = vec![share("a", 20 << 20, Some("/home")), share("b\n", 8192, None)];
+        let most = vec![share("a", 20 << 20, Some("/home")), share("b", 8192, None)];
         let text = message(&held(5 << 30, most)).unwrap();
-        let expected = "; the most alone have \"a\" of \"/home\" (20 MiB), \"b\\n\" of \"subvolume 300\" (8 KiB); ";
+        let expected = "; the most alone have \"a\" of \"/home\" (20 MiB), \"b\" of \"subvolume 300\" (8 KiB); ";
         assert!(text.contains(expected), "{text}");
         // Without a snapshot, too.
         let copies = (0..7).map(|number| format!("/fork{number}")).collect();

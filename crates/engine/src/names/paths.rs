@@ -11,7 +11,7 @@ use crate::names::Names;
 use crate::store::failures::{Failures, Gathered, Work, uncounted};
 use cairn_blockdev::DeviceEventKind;
 use cairn_environment::atomic::Ordering;
-use cairn_format::FileType;
+use cairn_format::{FileType, shown_bytes};
 use std::fmt::Display;
 
 /// Entries of a directory that are looked at between two looks at whether the volume is being
@@ -53,7 +53,7 @@ impl Names {
     /// Tells the ledger a path of `inode`, if there is one.
     fn find_path(&self, inode: u64) {
         if let Ok(Some(path)) = uncounted(|| self.path_of(InodeId(inode))) {
-            self.store.failures.set_path(inode, &String::from_utf8_lossy(&path));
+            self.store.failures.set_path(inode, &shown_bytes(&path));
         }
     }
 

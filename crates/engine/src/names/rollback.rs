@@ -69,9 +69,22 @@ pub struct Rollback {
     pub has_nested: bool,
 }
 
+const OLD_NAME: &str = "~before-rollback-";
+
+/// Whether a rollback gives such names to what it puts aside.
+///
+/// ```
+/// assert!(cairn_engine::is_name_before_rollback(b"home~before-rollback-12"));
+/// assert!(!cairn_engine::is_name_before_rollback(b"home~before-rollback-x"));
+/// ```
+pub fn is_name_before_rollback(name: &[u8]) -> bool {
+    let digits = name.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    digits > 0 && name[..name.len() - digits].ends_with(OLD_NAME.as_bytes())
+}
+
 /// The name of what `name` led to before, of this number.
 fn old_name(name: &[u8], number: u64) -> Vec<u8> {
-    let suffix = format!("~before-rollback-{number}");
+    let suffix = format!("{OLD_NAME}{number}");
     let end = name.len().min(DirectoryEntry::NAME_BYTES_MAX - suffix.len());
     // A character has up to four bytes; what is none may be cut anywhere.
     let is_end = |end: &usize| name.get(*end).is_none_or(|byte| byte & 0xC0 != 0x80);

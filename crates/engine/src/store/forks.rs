@@ -183,9 +183,10 @@ impl Store {
         Ok(id)
     }
 
-    /// The snapshot that the fork with the root directory `fork` began as, and the root directory
-    /// of the subvolume that this was made of, or of the one that has its place.
-    pub(crate) fn origin_of_fork(&self, fork: InodeId) -> Result<(Origin, InodeId)> {
+    /// The snapshot that the fork with the root directory `fork` began as, and the root directories
+    /// of the subvolume that this was made of, and of those that rollbacks have put into its place,
+    /// as far as they are there: the last one first.
+    pub(crate) fn origins_of_fork(&self, fork: InodeId) -> Result<(Origin, Vec<InodeId>)> {
         let of = self.trees.subvolume(fork)?;
         if of.snapshot.is_some() {
             return Err(Error::InvalidArgument("a snapshot"));
@@ -196,14 +197,14 @@ impl Store {
         let item = records.find(first)?;
         let origin = item.and_then(|item| item.origin);
         let origin = origin.ok_or(Error::InvalidArgument("the subvolume is not a fork"))?;
-        // Each rollback puts a newer one into the place.
+        let mut roots = Vec::new();
         for id in self.trees.line_of(origin.subvolume)?.into_iter().rev() {
             let is_there = records.find(id)?.is_some_and(|item| !item.is_nameless());
             if is_there && !self.trees.is_forming(id) {
-                return Ok((origin, InodeId::root_of(self.trees.slot_of(id)?)));
+                roots.push(InodeId::root_of(self.trees.slot_of(id)?));
             }
         }
-        Err(Error::NotFound)
+        Ok((origin, roots))
     }
 
     /// Returns when a fork is durable, or else can be read if it is early, and is known. Nobody

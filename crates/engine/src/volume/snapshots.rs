@@ -2,7 +2,7 @@
 use super::Volume;
 use crate::names::entries::check_name;
 use crate::store::snapshots::is_temporary_name;
-use crate::types::{Apply, ApplyOptions, Attributes, Difference, ForkOptions, Winner};
+use crate::types::{Apply, ApplyOptions, Attributes, Compared, Difference, ForkOptions, Winner};
 use crate::{Error, InodeId, Result, Rollback, RollbackOptions, SnapshotInfo, SnapshotUsage};
 
 /// Snapshots: subvolumes as they were, to read.
@@ -269,7 +269,16 @@ impl Volume {
     /// [`Error::Stale`] if a snapshot was deleted; [`Error::NoSpace`] and the failure that stopped
     /// the volume, if a snapshot has to be made; [`Error::Damaged`], [`Error::Device`].
     pub fn differences(&self, old: InodeId, new: InodeId) -> Result<Vec<Difference>> {
-        self.names().differences(old, new)
+        let Compared { differences, damage } = self.compare(old, new)?;
+        damage.into_iter().next().map_or(Ok(differences), Err)
+    }
+
+    /// As [`Volume::differences`], but goes on where damage hides a path.
+    ///
+    /// # Errors
+    /// As there, but for damage that only hides paths.
+    pub fn compare(&self, old: InodeId, new: InodeId) -> Result<Compared> {
+        self.names().compare(old, new)
     }
 
     /// The root directory of the subvolume that a fork came from, or of what has its place since it
@@ -279,7 +288,17 @@ impl Volume {
     /// [`Error::InvalidArgument`] for what is no root directory of a fork; [`Error::NotFound`] if
     /// the subvolume is gone.
     pub fn origin_of_fork(&self, fork: InodeId) -> Result<InodeId> {
-        self.names().origin_of_fork(fork)
+        self.origins_of_fork(fork)?.first().copied().ok_or(Error::NotFound)
+    }
+
+    /// The root directories of the subvolume that a fork came from, and of those that rollbacks
+    /// have put into its place, as far as they are there, the last one first: each may be the
+    /// [target](ApplyOptions::target) of an application.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what is no root directory of a fork.
+    pub fn origins_of_fork(&self, fork: InodeId) -> Result<Vec<InodeId>> {
+        self.names().origins_of_fork(fork)
     }
 
     /// Applies what has changed in a fork since it was made to the subvolume that it came from,

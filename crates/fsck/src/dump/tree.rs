@@ -5,7 +5,7 @@ use cairn_blockdev::BlockDevice;
 use cairn_format::{
     BlockNumber, CleanupItem, DeadListItem, DeadRun, DirectoryEntry, EntryTarget, Extent, FileType,
     InodeItem, ItemKind, Key, Node, NodePointer, Origin, RootItem, SnapshotItem, SubvolumeItem,
-    TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
+    TREE_ROOTS, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX, shown_bytes,
 };
 use serde::Serialize;
 use std::fmt;
@@ -155,7 +155,6 @@ fn describe_item(node: &Node, index: usize) -> ItemDump {
 
 /// A value in words.
 pub(super) fn describe_value(key: &Key, value: &[u8]) -> String {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let described = match ItemKind::from_u8(key.kind) {
         Some(ItemKind::Root) => RootItem::decode(value).map(|item| {
             format!(
@@ -172,10 +171,10 @@ pub(super) fn describe_value(key: &Key, value: &[u8]) -> String {
                 EntryTarget::Inode(inode, file_type) => format!("inode {inode} ({file_type:?})"),
                 EntryTarget::Subvolume(subvolume) => format!("subvolume {subvolume}"),
             };
-            format!("{:?} → {target}", text(&entry.name))
+            format!("\"{}\" → {target}", shown_bytes(&entry.name))
         }),
         Some(ItemKind::Xattr) => XattrItem::decode(value)
-            .map(|xattr| format!("{:?}, {} bytes", text(&xattr.name), xattr.value_bytes)),
+            .map(|xattr| format!("\"{}\", {} bytes", shown_bytes(&xattr.name), xattr.value_bytes)),
         Some(ItemKind::Extent) => Extent::decode(value).map(|extent| {
             let Extent { start, blocks, kind, generation, written, .. } = extent;
             let later = match written == generation {
@@ -185,7 +184,7 @@ pub(super) fn describe_value(key: &Key, value: &[u8]) -> String {
             format!("{blocks} blocks at {start}, {kind:?}, generation {generation}{later}")
         }),
         Some(ItemKind::Orphan) => decode_orphan(value).map(|orphan| format!("{orphan:?}")),
-        Some(ItemKind::Symlink) => Ok(format!("→ {:?}", text(value))),
+        Some(ItemKind::Symlink) => Ok(format!("→ \"{}\"", shown_bytes(value))),
         Some(ItemKind::Snapshot) => {
             SnapshotItem::decode(value).map(|item| describe_snapshot(&item))
         }
@@ -206,8 +205,8 @@ pub(super) fn describe_value(key: &Key, value: &[u8]) -> String {
 
 fn describe_snapshot(item: &SnapshotItem) -> String {
     format!(
-        "{:?}, number {}, root at block {}, generation {}, level {}, created {} ns after 1970, {}{}",
-        String::from_utf8_lossy(&item.name),
+        "\"{}\", number {}, root at block {}, generation {}, level {}, created {} ns after 1970, {}{}",
+        shown_bytes(&item.name),
         item.number,
         item.root.block,
         item.root.generation,

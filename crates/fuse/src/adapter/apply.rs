@@ -12,13 +12,15 @@
 //! of the server. So it forgets these files (Linux 6.18). One that a program has open it can't
 //! forget: it learns a greater length, does not learn a smaller one, and forgets the file when that
 //! is closed.
-use super::snapshots::SCHEDULE_ATTRIBUTE;
+use super::stored_schedule::SCHEDULE_ATTRIBUTE;
 use super::subvolumes::{described, tell_kernel};
 use super::{Answer, RequestFailure};
 use crate::apply;
-use crate::directory_requests::{self, AppliedCounts, Side, Subvolume};
+use crate::directory_requests::{self, AppliedCounts, Side};
 use crate::transport::{Notifier, Reply};
-use cairn_engine::{Applied, Apply, ApplyOptions, Error, FileType, InodeId, Volume, Winner};
+use cairn_engine::{
+    Applied, Apply, ApplyOptions, Error, FileType, InodeId, Volume, Winner, is_name_before_rollback,
+};
 use cairn_environment::{clock, thread};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,10 +33,11 @@ pub(super) struct Mount<'m> {
     pub(super) writeback: bool,
 }
 
-/// Serves a request to the root directory of a fork. One side may win conflicts.
+/// Serves a request to the root directory of a fork, which may say who gets the changes. One side
+/// may win conflicts.
 pub(super) fn serve(
     mount: &Mount<'_>,
-    fork: InodeId,
+    (fork, target): (InodeId, Option<InodeId>),
     is_privileged: bool,
     winner: Option<Side>,
     reply: &Reply,
@@ -48,10 +51,15 @@ pub(super) fn serve(
         Some(Side::Fork) => Winner::Fork,
         Some(Side::Origin) => Winner::Origin,
     };
+    let chosen = target_of(mount.volume, fork, target)?;
+    // If a rollback puts another one into the place meanwhile, that is meant.
+    let last = mount.volume.origin_of_fork(fork).map_err(or_no_origin)?;
+    let target = target.or((chosen != last).then_some(chosen));
     // Schedules are each side's own.
-    let options = ApplyOptions { winner, own_attribute: Some(SCHEDULE_ATTRIBUTE) };
+    let options = ApplyOptions { winner, own_attribute: Some(SCHEDULE_ATTRIBUTE), target };
     // Before anything is changed, so that the answer is complete afterwards.
-    let subvolumes = vec![described_origin(mount.volume, fork)?];
+    let id = mount.volume.subvolume_of(chosen)?.0;
+    let subvolumes = vec![described(mount.volume, id)?];
     let mut answer =
         directory_requests::Answer { subvolumes, ..directory_requests::Answer::default() };
     match mount.volume.apply_with(fork, options).map_err(or_no_origin)? {
@@ -65,10 +73,31 @@ pub(super) fn serve(
     Ok(answer)
 }
 
-/// What is known of the subvolume that a fork came from.
-fn described_origin(volume: &Volume, fork: InodeId) -> Answer<Subvolume> {
-    let root = volume.origin_of_fork(fork).map_err(or_no_origin)?;
-    described(volume, volume.subvolume_of(root)?.0)
+/// Who gets the changes of a fork: the subvolume that it came from, or what a rollback has put into
+/// its place. Of several, those are not meant to which a rollback has given the name aside.
+fn target_of(volume: &Volume, fork: InodeId, wanted: Option<InodeId>) -> Answer<InodeId> {
+    let origins = volume.origins_of_fork(fork)?;
+    if let Some(wanted) = wanted {
+        return if origins.contains(&wanted) { Ok(wanted) } else { Err(Errno::XDEV.into()) };
+    }
+    match origins[..] {
+        [] => return Err(Errno::NODATA.into()),
+        [only] => return Ok(only),
+        [..] => {}
+    }
+    let paths = volume.paths_of_subvolumes()?;
+    let mut meant = Vec::new();
+    for root in origins {
+        let path = paths.get(&volume.subvolume_of(root)?.0);
+        let name = path.and_then(|path| path.rsplit(|byte| *byte == b'/').next());
+        if !name.is_some_and(is_name_before_rollback) {
+            meant.push(root);
+        }
+    }
+    match meant[..] {
+        [only] => Ok(only),
+        [..] => Err(Errno::NOTUNIQ.into()),
+    }
 }
 
 /// Another number than that of a missing directory.

@@ -19,11 +19,13 @@ pub(super) fn serve(
     }
     // What can change may lack data that the kernel has.
     let can_change = |root| Answer::Ok(volume.subvolume_of(root)?.1);
-    let comparison = if !sent && (can_change(old)? || can_change(new)?) {
+    let mut answer = directory_requests::Answer::default();
+    answer.comparison = Some(if !sent && (can_change(old)? || can_change(new)?) {
         Comparison::MustSend
     } else {
-        Comparison::Differences(differences::encode(&volume.differences(old, new)?))
-    };
-    let comparison = Some(comparison);
-    Ok(directory_requests::Answer { comparison, ..directory_requests::Answer::default() })
+        let found = volume.compare(old, new)?;
+        answer.damage = found.damage.iter().map(ToString::to_string).collect();
+        Comparison::Differences(differences::encode(&found.differences))
+    });
+    Ok(answer)
 }

@@ -77,7 +77,12 @@ impl VolumeHandler {
                 }
                 Request::Apply { winner } => {
                     let mount = apply::Mount { volume: &volume, writeback };
-                    apply::serve(&mount, directory, is_privileged, *winner, &reply)
+                    apply::serve(&mount, (directory, None), is_privileged, *winner, &reply)
+                }
+                Request::ApplyTo { target, winner } => {
+                    let (mount, target) =
+                        (apply::Mount { volume: &volume, writeback }, InodeId(*target));
+                    apply::serve(&mount, (directory, Some(target)), is_privileged, *winner, &reply)
                 }
                 Request::Rollback { name, snapshot } => {
                     let mount = rollback::Mount { volume: &volume, shown: &shown, keeper: &keeper };

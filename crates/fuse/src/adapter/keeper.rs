@@ -1,7 +1,7 @@
 //! Makes snapshots by the [schedules](crate::schedule) of subvolumes, and deletes those that these
 //! don't keep.
 //!
-//! A schedule stands in an extended attribute of its subvolume's root directory. A subvolume's next
+//! The volume stores schedules ([`stored_schedule`](super::stored_schedule)). A subvolume's next
 //! time is a point on the clock that never goes back, at most one interval away: so a step of the
 //! wall clock neither stops its snapshots nor makes many of them. What fails is tried again at the
 //! next time.
@@ -12,7 +12,8 @@
 //! Locks: none is held here.
 use super::VolumeHandler;
 use super::keeper_requests::{KeeperRequests, Woken};
-use super::snapshots::{SCHEDULE_ATTRIBUTE, delete_all, stored_schedule, tell_kernel};
+use super::snapshots::{delete_all, tell_kernel};
+use super::stored_schedule::{SCHEDULE_ATTRIBUTE, StoredSchedule};
 use crate::schedule::{Automatic, Schedule, name_at, time_in_name};
 use crate::transport::Notifier;
 use cairn_engine::{Error, InodeId, SnapshotInfo};
@@ -60,6 +61,8 @@ impl std::fmt::Debug for Keeper {
 struct Kept {
     root: InodeId,
     schedule: Schedule,
+    /// The same as text, and which snapshots are its own.
+    stored: StoredSchedule,
     next: Monotonic,
     /// The last time failed, and that was reported.
     has_failed: bool,
@@ -81,6 +84,9 @@ fn run(handler: &VolumeHandler, requests: &KeeperRequests, notifier: Option<Noti
             Woken::New(new) => {
                 for new in new {
                     all.remove(&new.subvolume);
+                    if let Some(old) = new.replaced {
+                        handler.inherit_last(new.root, old);
+                    }
                     let kept = handler.schedule_now(new.subvolume, new.root);
                     all.extend(kept.map(|kept| (new.subvolume, kept)));
                 }
@@ -100,17 +106,32 @@ fn run(handler: &VolumeHandler, requests: &KeeperRequests, notifier: Option<Noti
 impl VolumeHandler {
     /// The schedule of a subvolume, with its first time.
     fn schedule_now(&self, subvolume: u64, root: InodeId) -> Option<Kept> {
-        let text = stored_schedule(&self.volume, root).ok()??;
-        let schedule: Schedule = match text.parse() {
+        let stored = StoredSchedule::of(&self.volume, root).ok()??;
+        let schedule: Schedule = match stored.text.parse() {
             Ok(schedule) => schedule,
             Err(problem) => {
                 tracing::warn!("subvolume {subvolume} has no automatic snapshots: {problem}");
                 return None;
             }
         };
-        let newest = self.automatic_snapshots(subvolume).ok()?.last().map(|(one, _)| one.time);
+        let newest =
+            self.automatic_snapshots(subvolume, &stored).ok()?.last().map(|(one, _)| one.time);
         let next = clock::now_monotonic() + schedule.wait_at_first(clock::now_wall(), newest);
-        Some(Kept { root, schedule, next, has_failed: false })
+        Some(Kept { root, schedule, stored, next, has_failed: false })
+    }
+
+    /// Gives a schedule that has come over with a rollback what the thread has made by it until
+    /// now, when it has forgotten the schedule of `old`.
+    fn inherit_last(&self, root: InodeId, old: u64) {
+        let Some(_in_work) = self.shutdown.begin_change() else { return };
+        let Ok(snapshots) = self.volume.snapshots(old) else { return };
+        let is_automatic = |info: &&SnapshotInfo| time_in_name(&info.name).is_some();
+        let Some(last) = snapshots.iter().rev().find(is_automatic) else { return };
+        if let Err(error) = StoredSchedule::extend(&self.volume, root, old, last.generation) {
+            tracing::warn!(
+                "an automatic snapshot, made during a rollback, stays until it is deleted: {error}"
+            );
+        }
     }
 
     /// Does what a schedule says for this time. Returns false if the subvolume is gone.
@@ -135,21 +156,19 @@ impl VolumeHandler {
         true
     }
 
-    /// The automatic snapshots of a subvolume, and those that it has from the ones whose place it
-    /// has taken, the oldest first. What is made of these afterwards is not its own.
-    fn automatic_snapshots(&self, subvolume: u64) -> Result<Vec<(Automatic, SnapshotInfo)>, Error> {
+    /// The automatic snapshots of a schedule's subvolume, and those that the schedule had made in
+    /// the same place before a rollback, the oldest first.
+    fn automatic_snapshots(
+        &self,
+        subvolume: u64,
+        stored: &StoredSchedule,
+    ) -> Result<Vec<(Automatic, SnapshotInfo)>, Error> {
         let automatic = |info: SnapshotInfo| {
             let time = time_in_name(&info.name)?;
             Some((Automatic { generation: info.generation, time }, info))
         };
-        let mut snapshots = self.volume.snapshots(subvolume)?;
-        if snapshots.iter().any(|info| info.subvolume != subvolume) {
-            let all = self.volume.subvolumes()?;
-            let this = all.iter().find(|one| one.id == subvolume).ok_or(Error::NotFound)?;
-            snapshots
-                .retain(|info| info.subvolume == subvolume || info.generation <= this.generation);
-        }
-        Ok(snapshots.into_iter().filter_map(automatic).collect())
+        let snapshots = self.volume.snapshots(subvolume)?.into_iter();
+        Ok(snapshots.filter(|info| stored.has(info)).filter_map(automatic).collect())
     }
 
     /// Makes a snapshot, unless there is one of this interval, or the subvolume is as its newest
@@ -162,7 +181,7 @@ impl VolumeHandler {
     ) -> Result<(), Error> {
         let now = clock::now_wall().0;
         // One of a subvolume whose place this one has taken is not compared.
-        let automatic = self.automatic_snapshots(subvolume)?;
+        let automatic = self.automatic_snapshots(subvolume, &kept.stored)?;
         let own = automatic.iter().rev().find(|(_, info)| info.subvolume == subvolume);
         if let Some((newest, info)) = own {
             // Its name may be of a later time.
@@ -223,7 +242,7 @@ impl VolumeHandler {
         kept: &Kept,
         notifier: Option<&Notifier>,
     ) -> Result<(), Error> {
-        let snapshots = self.automatic_snapshots(subvolume)?;
+        let snapshots = self.automatic_snapshots(subvolume, &kept.stored)?;
         let automatic: Vec<Automatic> = snapshots.iter().map(|(one, _)| *one).collect();
         let goes = kept.schedule.superfluous(&automatic);
         let goes = |(one, info): &&(Automatic, SnapshotInfo)| !info.is_held && goes.contains(one);

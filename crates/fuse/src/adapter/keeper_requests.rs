@@ -11,6 +11,8 @@ use cairn_environment::lock::{Condvar, Mutex};
 pub(super) struct NewSchedule {
     pub(super) subvolume: u64,
     pub(super) root: InodeId,
+    /// The subvolume whose place a rollback has just given to this one.
+    pub(super) replaced: Option<u64>,
 }
 
 #[derive(Default)]
@@ -50,7 +52,11 @@ impl KeeperRequests {
     }
 
     pub(super) fn note(&self, subvolume: u64, root: InodeId) {
-        self.state.lock().new.push(NewSchedule { subvolume, root });
+        self.note_all([NewSchedule { subvolume, root, replaced: None }]);
+    }
+
+    pub(super) fn note_all(&self, new: impl IntoIterator<Item = NewSchedule>) {
+        self.state.lock().new.extend(new);
         self.changed.notify_all();
     }
 

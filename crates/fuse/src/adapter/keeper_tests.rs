@@ -1,15 +1,36 @@
 //! What a schedule makes and deletes, on a volume in memory, without the thread that waits.
 use super::super::subvolume_tests::{new_inode, new_subvolume, new_volume};
 use super::*;
-use cairn_engine::{FileType, Volume};
+use cairn_engine::{FileType, RenameMode, RollbackOptions, Volume};
 use std::time::Duration;
 
 /// Seconds whose names are in use when a schedule wants one.
 const TAKEN: i64 = 120;
 
-fn kept(root: InodeId, schedule: &str) -> Kept {
-    let schedule = schedule.parse().unwrap();
-    Kept { root, schedule, next: clock::now_monotonic(), has_failed: false }
+fn kept_by(root: InodeId, stored: StoredSchedule) -> Kept {
+    let schedule = stored.text.parse().unwrap();
+    Kept { root, schedule, stored, next: clock::now_monotonic(), has_failed: false }
+}
+
+/// A schedule of subvolume `id` alone.
+fn kept(id: u64, root: InodeId, schedule: &str) -> Kept {
+    kept_by(root, StoredSchedule::new(id, schedule.into()))
+}
+
+/// The root directory of what `name` leads to after a rollback, with which its schedule goes over
+/// as a request of a mount has it.
+fn rolled_back(volume: &Volume, name: &[u8], to: &SnapshotInfo) -> InodeId {
+    let old = volume.lookup(volume.root(), name).unwrap().inode;
+    let newest = volume.snapshots(id_of(volume, old)).unwrap().last().map(|info| info.generation);
+    let carry = |value: &[u8], old, new| StoredSchedule::carried(value, (old, new), newest);
+    let carried = (SCHEDULE_ATTRIBUTE, &carry as _);
+    let options = RollbackOptions { permits: &|_| Ok(()), carried: Some(carried) };
+    volume.rollback_with(volume.root(), name, to.root, options).unwrap().root
+}
+
+fn auto_names(snapshots: &[SnapshotInfo]) -> Vec<Vec<u8>> {
+    let names = snapshots.iter().map(|info| info.name.clone());
+    names.filter(|name| time_in_name(name).is_some()).collect()
 }
 
 fn new_file(volume: &Volume, root: InodeId, name: &[u8]) {
@@ -43,15 +64,52 @@ fn a_schedule_leaves_the_later_snapshots_of_a_predecessor_alone() {
     let old_id = id_of(&volume, old);
     let make = |root, second| volume.create_snapshot(root, name_at(second).as_bytes()).unwrap();
     let before = make(old, 1000);
-    let new = volume.rollback(volume.root(), b"home", before.root).unwrap().root;
+    let hourly = "every 1h keep 1x1h".parse().unwrap();
+    StoredSchedule::set(&volume, old, Some(&hourly)).unwrap();
+    let new = rolled_back(&volume, b"home", &before);
     // Somebody goes on with what was rolled back.
     let later = [make(old, 2000).name, make(old, 3000).name];
-    let mut schedule = kept(new, "every 1h keep 1x1h");
+    let stored = StoredSchedule::of(&volume, new).unwrap().unwrap();
+    let mut schedule = kept_by(new, stored);
     assert!(handler.keep(id_of(&volume, new), &mut schedule, None) && !schedule.has_failed);
     let names: Vec<Vec<u8>> = own(&volume, old_id).into_iter().map(|info| info.name).collect();
     // Of those from before the rollback, only what the rules keep stays.
     assert_eq!(names, later);
     assert_eq!(own(&volume, id_of(&volume, new)).len(), 1);
+    volume.close().unwrap();
+}
+
+/// The line has three subvolumes: the first one, which is rolled back twice, as its name was given
+/// back to it, and what came of it each time.
+#[test]
+fn a_schedule_leaves_the_snapshots_of_others_in_its_line_alone() {
+    let (_device, volume) = new_volume();
+    let handler = VolumeHandler::new(volume.clone(), false);
+    let first = new_subvolume(&volume, volume.root(), b"home");
+    let make = |root, second| volume.create_snapshot(root, name_at(second).as_bytes()).unwrap();
+    let before = make(first, 1000);
+    let hourly = "every 1h keep 1x1h".parse().unwrap();
+    let second = rolled_back(&volume, b"home", &before);
+    let of_second = [make(second, 2000), make(second, 3000)];
+    volume.rename(volume.root(), b"home", volume.root(), b"aside", RenameMode::Replace).unwrap();
+    let old = b"home~before-rollback-1";
+    volume.rename(volume.root(), old, volume.root(), b"home", RenameMode::Replace).unwrap();
+    StoredSchedule::set(&volume, first, Some(&hourly)).unwrap();
+    let of_first = [make(first, 4000), make(first, 5000)];
+    let third = rolled_back(&volume, b"home", &before);
+    assert!(StoredSchedule::of(&volume, first).unwrap().is_none());
+    // One that is set anew has the same snapshots.
+    StoredSchedule::set(&volume, third, Some(&hourly)).unwrap();
+    let later = make(first, 6000);
+    let stored = StoredSchedule::of(&volume, third).unwrap().unwrap();
+    let mut schedule = kept_by(third, stored);
+    let id = id_of(&volume, third);
+    assert!(handler.keep(id, &mut schedule, None) && !schedule.has_failed);
+    assert_eq!(auto_names(&own(&volume, id)).len(), 1);
+    let left = auto_names(&own(&volume, id_of(&volume, second)));
+    assert_eq!(left, of_second.map(|info| info.name));
+    assert_eq!(auto_names(&own(&volume, id_of(&volume, first))), [later.name]);
+    assert!(!of_first.iter().any(|info| volume.lookup_inode(info.root).is_ok()));
     volume.close().unwrap();
 }
 
@@ -63,7 +121,7 @@ fn two_schedules_of_a_line_both_make_snapshots() {
     let then = volume.create_snapshot(old, b"then").unwrap();
     let new = volume.rollback(volume.root(), b"home", then.root).unwrap().root;
     take_names(&volume, old);
-    let mut schedule = kept(new, "every 1h keep 9x1h");
+    let mut schedule = kept(id_of(&volume, new), new, "every 1h keep 9x1h");
     assert!(handler.keep(id_of(&volume, new), &mut schedule, None) && !schedule.has_failed);
     assert_eq!(own(&volume, id_of(&volume, new)).len(), 1);
     volume.close().unwrap();
@@ -86,7 +144,7 @@ fn names_in_use_do_not_stop_a_schedule() {
     take_names(&volume, home);
     new_file(&volume, home, b"file");
     wait_for_next_second();
-    let mut schedule = kept(home, "every 1s keep 9999x1s");
+    let mut schedule = kept(id, home, "every 1s keep 9999x1s");
     assert!(handler.keep(id, &mut schedule, None) && !schedule.has_failed);
     let made = own(&volume, id);
     assert_eq!(made.len() as i64, TAKEN + 1);
@@ -102,7 +160,7 @@ fn an_interval_has_one_snapshot() {
     let handler = VolumeHandler::new(volume.clone(), false);
     let home = new_subvolume(&volume, volume.root(), b"home");
     let id = id_of(&volume, home);
-    let mut schedule = kept(home, "every 36500d keep 9x1s");
+    let mut schedule = kept(id, home, "every 36500d keep 9x1s");
     for name in [b"1", b"2"] {
         new_file(&volume, home, name);
         wait_for_next_second();

@@ -55,6 +55,7 @@ mod shutdown;
 mod snapshot_directories;
 mod snapshot_ways;
 mod snapshots;
+mod stored_schedule;
 #[cfg(test)]
 mod subvolume_tests;
 mod subvolumes;

@@ -7,9 +7,10 @@
 //! being told takes the same lock. So afterwards the new subvolume's name is looked at again, and
 //! the kernel is told of where it stands by then.
 use super::Answer;
-use super::keeper_requests::KeeperRequests;
+use super::keeper_requests::{KeeperRequests, NewSchedule};
 use super::snapshot_directories::SnapshotDirectories;
-use super::snapshots::{self, SCHEDULE_ATTRIBUTE, or_no_snapshot};
+use super::snapshots::{self, or_no_snapshot};
+use super::stored_schedule::{SCHEDULE_ATTRIBUTE, StoredSchedule};
 use super::subvolumes::{Asker, tell_kernel};
 use crate::directory_requests::{self, RolledBack};
 use crate::transport::Reply;
@@ -56,6 +57,10 @@ pub(super) fn serve(
         return Err(Errno::NODATA.into());
     }
     permits(&root)?;
+    // If the schedule makes one meanwhile, its thread adds that.
+    let newest = volume.snapshots(id)?.last().map(|info| info.generation);
+    let schedule_of_new =
+        |value: &[u8], old, new| StoredSchedule::carried(value, (old, new), newest);
     let carried = (SCHEDULE_ATTRIBUTE, &schedule_of_new as _);
     let options = RollbackOptions { permits: &permits, carried: Some(carried) };
     let done = match volume.rollback_with(directory, name, snapshot.root, options) {
@@ -70,22 +75,16 @@ pub(super) fn serve(
     tell_of_renames(volume, done.root, (directory, name), reply);
     let notifier = reply.notifier();
     snapshots::tell_kernel(volume, shown, notifier.as_ref(), directory, &[name, &done.old_name]);
-    for root in [done.old, done.root] {
-        if let Ok((id, true)) = volume.subvolume_of(root) {
-            keeper.note(id, root);
-        }
-    }
+    let of_old = NewSchedule { subvolume: id, root: done.old, replaced: None };
+    let of_new = volume.subvolume_of(done.root).ok().filter(|(_, is_live)| *is_live);
+    let of_new =
+        of_new.map(|(subvolume, _)| NewSchedule { subvolume, root: done.root, replaced: Some(id) });
+    keeper.note_all(std::iter::once(of_old).chain(of_new));
     let rolled_back = RolledBack { old_name: done.old_name, has_nested: done.has_nested };
     Ok(directory_requests::Answer {
         rolled_back: Some(rolled_back),
         ..directory_requests::Answer::default()
     })
-}
-
-/// The schedule of the old subvolume goes over to the new one.
-fn schedule_of_new(value: &[u8], old: u64, new: u64) -> Option<Vec<u8>> {
-    let schedule = value.strip_prefix(old.to_string().as_bytes())?.strip_prefix(b" ")?;
-    Some([new.to_string().as_bytes(), b" ", schedule].concat())
 }
 
 /// Tells the kernel of names that `root` has got since it was given `at`.
@@ -115,17 +114,4 @@ fn name_of(volume: &Volume, root: InodeId) -> Option<(InodeId, Vec<u8>)> {
     };
     volume.read_directory(directory, 0, &mut take).ok()?;
     Some((directory, name?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_schedule_that_is_in_force_goes_over() {
-        let schedule = schedule_of_new(b"300 every 1h keep 1x1h", 300, 301);
-        assert_eq!(schedule.as_deref(), Some(&b"301 every 1h keep 1x1h"[..]));
-        assert_eq!(schedule_of_new(b"300 every 1h keep 1x1h", 30, 301), None);
-        assert_eq!(schedule_of_new(b"256 every 1h keep 1x1h", 300, 301), None);
-    }
 }

@@ -4,6 +4,7 @@
 //! deleted one, until it is told before the answer.
 use super::keeper_requests::KeeperRequests;
 use super::snapshot_directories::SnapshotDirectories;
+use super::stored_schedule::StoredSchedule;
 use super::subvolumes::{Asker, described, shown_uuid};
 use super::{Answer, RequestFailure};
 use crate::directory_requests::{
@@ -11,7 +12,7 @@ use crate::directory_requests::{
 };
 use crate::schedule::Schedule;
 use crate::transport::{Notifier, Reply};
-use cairn_engine::{Error, FsyncKind, InodeId, SnapshotInfo, Volume, XattrMode, is_temporary_name};
+use cairn_engine::{Error, InodeId, SnapshotInfo, Volume, is_temporary_name};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 
@@ -89,13 +90,14 @@ pub(super) fn serve(
         Request::Keep { schedule } => {
             let schedule = schedule.as_deref().map(str::parse).transpose();
             let schedule: Option<Schedule> = schedule.map_err(|_| Errno::INVAL)?;
-            store_schedule(volume, directory, schedule.as_ref())?;
+            StoredSchedule::set(volume, directory, schedule.as_ref())?;
             reply.invalidate_attributes(directory.0);
             keeper.note(subvolume, directory);
         }
         Request::ShowSchedule => {
+            let stored = StoredSchedule::of(volume, directory)?;
             return Ok(directory_requests::Answer {
-                schedule: stored_schedule(volume, directory)?,
+                schedule: stored.map(|stored| stored.text),
                 ..directory_requests::Answer::default()
             });
         }
@@ -142,38 +144,6 @@ fn showing(volume: &Volume, directory: InodeId) -> Vec<InodeId> {
         roots.push(directory);
     }
     roots
-}
-
-/// The schedule of a subvolume stands in an attribute of its root directory that no program sees:
-/// the subvolume's id, a space, and the text. A fork has its origin's, where the id is another one.
-pub(super) const SCHEDULE_ATTRIBUTE: &[u8] = b"system.cairn.keep";
-
-fn store_schedule(volume: &Volume, directory: InodeId, schedule: Option<&Schedule>) -> Answer<()> {
-    let stored = match schedule {
-        Some(schedule) => {
-            let text = format!("{} {schedule}", volume.subvolume_of(directory)?.0);
-            volume.set_xattr(directory, SCHEDULE_ATTRIBUTE, text.as_bytes(), XattrMode::Any)
-        }
-        None => match volume.remove_xattr(directory, SCHEDULE_ATTRIBUTE) {
-            Err(Error::NoAttribute) => Ok(()),
-            removed => removed,
-        },
-    };
-    stored?;
-    Ok(volume.fsync_blocking(directory, FsyncKind::Full)?)
-}
-
-pub(super) fn stored_schedule(volume: &Volume, directory: InodeId) -> Answer<Option<String>> {
-    match volume.get_xattr(directory, SCHEDULE_ATTRIBUTE) {
-        Ok(text) => {
-            let text = String::from_utf8_lossy(&text);
-            let own = volume.subvolume_of(directory)?.0.to_string();
-            let schedule = text.split_once(' ').filter(|(subvolume, _)| *subvolume == own);
-            Ok(schedule.map(|(_, schedule)| schedule.to_owned()))
-        }
-        Err(Error::NoAttribute) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// The place of a snapshot among those that a subvolume shows.

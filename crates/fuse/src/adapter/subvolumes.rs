@@ -185,6 +185,7 @@ pub(super) fn serve(
         | Request::Snapshots(_)
         | Request::Differences { .. }
         | Request::Apply { .. }
+        | Request::ApplyTo { .. }
         | Request::Continue { .. } => {
             return Err(Errno::INVAL.into());
         }

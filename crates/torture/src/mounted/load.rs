@@ -10,6 +10,7 @@
 //! orderly unmount `fsck --data` must find nothing.
 use super::gate::Gate;
 use super::pattern;
+use super::recovery::RecoveryKills;
 use super::scheduled::Scheduled;
 use super::server::{Server, full_text};
 use super::session::{self, Halt, Length, Mounts, Plan, Session, SessionOptions, SessionReport};
@@ -48,6 +49,10 @@ pub(super) enum Stop {
 }
 
 const VOLUME_BYTES: u64 = 768 << 20;
+/// What a figure means.
+const RECOVERY_KILLS: &str = "of servers whose mounts did not stand yet";
+/// In so many rounds there must be one.
+const RECOVERY_KILL_ROUNDS: u64 = 6;
 
 /// `cairn torture kill9`: SIGKILL.
 ///
@@ -93,37 +98,43 @@ fn run_rounds(
     let mut workers = workers(session.seed);
     let mut whole = Whole::new(pattern::identity(session.seed, 0));
     let mut scheduled = make_scheduled(&server).map_err(Halt::Found)?;
-    let mut kills_in_recovery = 0;
+    let mut kills = RecoveryKills::new();
     for round in 1..=load.rounds {
         let load_ms_max = if random.chance(1, 8) { load.load_ms_max } else { load.load_ms_max / 8 };
         let load_ms = 20 + random.below(load_ms_max.max(1));
         let stop = choose(&mut random);
-        let recovery_kills = if random.chance(1, 3) { 1 + random.below(3) } else { 0 };
+        let recovery_kills = kills.wanted(round, &mut random);
+        let killed_before = kills.count();
         let begin = clock::now_monotonic();
         let within = |problem: Problem| Halt::Found(problem).within(&format!("round {round}"));
         let load_time = Duration::from_millis(load_ms);
         (workers, whole, scheduled) =
             load_and_stop(session, &server, (workers, whole, scheduled), load_time, stop)
                 .map_err(within)?;
-        recover(&server, recovery_kills, &mut random, || {
-            scheduled.check(server.mountpoint())?;
-            whole.check(server.mountpoint())?;
-            check_workers(&server, &mut workers)
-        })
-        .map_err(within)?;
-        kills_in_recovery += recovery_kills;
+        server
+            .fsck(false)
+            .and_then(|()| kills.kill(&server, recovery_kills, &mut random))
+            .and_then(|()| {
+                remount_and_check(&server, || {
+                    scheduled.check(server.mountpoint())?;
+                    whole.check(server.mountpoint())?;
+                    check_workers(&server, &mut workers)
+                })
+            })
+            .map_err(within)?;
+        let killed = kills.count() - killed_before;
         let acknowledgements: u64 =
             workers.iter().map(|(_, worker)| worker.acknowledgements()).sum();
         session.set("rounds", round, "of load, stop, recovery and check");
-        session.set("kills_in_recovery", kills_in_recovery, "");
+        session.set("kills_in_recovery", kills.count(), RECOVERY_KILLS);
         let what =
             if acknowledgements > 0 { "by fsync, and all of it was there" } else { "by fsync" };
         session.set("acknowledgements", acknowledgements, what);
         for (name, count, what, _) in promises(&workers, &whole, &scheduled) {
             session.set(name, count, what);
         }
-        let again = if recovery_kills > 0 {
-            format!(", killed {} during recovery", times(recovery_kills))
+        let again = if killed > 0 {
+            format!(", killed {} during recovery", times(killed))
         } else {
             String::new()
         };
@@ -140,7 +151,9 @@ fn run_rounds(
             return Err(Halt::Interrupted);
         }
     }
-    for (name, count, _, rounds) in promises(&workers, &whole, &scheduled) {
+    let recovery = ("kills_in_recovery", kills.count(), RECOVERY_KILLS, RECOVERY_KILL_ROUNDS);
+    let promises = promises(&workers, &whole, &scheduled);
+    for (name, count, _, rounds) in promises.into_iter().chain([recovery]) {
         let least = load.rounds / rounds;
         if count < least {
             let name = name.replace('_', " ");
@@ -253,22 +266,18 @@ impl Stop {
 pub(super) fn recover_and_check(
     server: &Server,
     workers: &mut [Named],
-    recovery_kills: u64,
-    random: &mut Seeded,
-) -> Result<(), Problem> {
-    recover(server, recovery_kills, random, || check_workers(server, workers))
-}
-
-fn recover(
-    server: &Server,
-    recovery_kills: u64,
-    random: &mut Seeded,
-    check: impl FnOnce() -> Result<(), Problem>,
+    kills: &mut RecoveryKills,
+    (wanted, random): (u64, &mut Seeded),
 ) -> Result<(), Problem> {
     server.fsck(false)?;
-    for _ in 0..recovery_kills {
-        server.start_and_kill(Duration::from_millis(random.below(60)))?;
-    }
+    kills.kill(server, wanted, random)?;
+    remount_and_check(server, || check_workers(server, workers))
+}
+
+fn remount_and_check(
+    server: &Server,
+    check: impl FnOnce() -> Result<(), Problem>,
+) -> Result<(), Problem> {
     let mut running = server.start(&[])?;
     check()?;
     server.unmount(&mut running)?;

@@ -17,6 +17,9 @@ const MOUNT_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time for a server to end after `cairn umount` has waited for it.
 const END_TIME_MAX: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Time for a server to open its image.
+const OPEN_TIME_MAX: Duration = Duration::from_secs(10);
+const OPEN_POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// Time for other processes to leave a mount before it ends.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
 /// This program, even when another one has taken its place.
@@ -74,12 +77,21 @@ impl Server {
         Ok(running)
     }
 
-    /// Starts a server and kills it after `delay`, mounted or not.
-    pub fn start_and_kill(&self, delay: Duration) -> Result<(), Problem> {
+    /// Starts a server and kills it when it has had the image open for the time `delay`. Returns
+    /// whether the mount did not stand by then.
+    pub fn start_and_kill(&self, delay: Duration) -> Result<bool, Problem> {
         let mut running = self.spawn(&[])?;
+        let begin = clock::now_monotonic();
+        let image = fs::canonicalize(&self.image).map_err(text)?;
+        // The kill says if the server has ended by itself.
+        while !has_open(running.id(), &image) && begin.elapsed() < OPEN_TIME_MAX {
+            clock::sleep(OPEN_POLL_INTERVAL);
+        }
         clock::sleep(delay);
         running.kill().map_err(full_text)?;
-        self.take_away_dead_mount()
+        let is_recovering = !mounts::is_mounted_below(&self.mountpoint);
+        self.take_away_dead_mount()?;
+        Ok(is_recovering)
     }
 
     fn spawn(&self, options: &[&str]) -> Result<ServerProcess, Problem> {
@@ -174,6 +186,12 @@ impl Server {
             String::from_utf8_lossy(&told)
         ))
     }
+}
+
+/// Whether a process has this file open.
+fn has_open(process_id: u32, file: &Path) -> bool {
+    let open = fs::read_dir(format!("/proc/{process_id}/fd")).into_iter().flatten().flatten();
+    open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|target| target == file)
 }
 
 fn is_behind_a_loop_device(image: &Path) -> bool {

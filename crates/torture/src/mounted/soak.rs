@@ -13,6 +13,7 @@
 use super::gate::Gate;
 use super::growth::{Growth, Taken};
 use super::load::{Stop, recover_and_check};
+use super::recovery::RecoveryKills;
 use super::server::{Server, cairn, text};
 use super::session::{self, Halt, Length, Mounts, Plan, Session, SessionOptions, SessionReport};
 use super::workers::{Named, Problem, check_workers, join_workers, start_workers, workers};
@@ -50,6 +51,7 @@ struct Cycles<'a> {
     session: &'a mut Session,
     server: Server,
     random: Seeded,
+    kills: RecoveryKills,
     growth: Growth,
 }
 
@@ -81,8 +83,14 @@ fn run_cycles(arguments: &SoakOptions, session: &mut Session) -> Result<(), Halt
     session.make_volume(&server, &VOLUME_BYTES.to_string(), "8M")?;
     let mut workers = workers(session.seed);
     let random = Seeded::new(session.seed);
-    let mut cycles =
-        Cycles { load: arguments.load, session, server, random, growth: Growth::default() };
+    let mut cycles = Cycles {
+        load: arguments.load,
+        session,
+        server,
+        random,
+        kills: RecoveryKills::new(),
+        growth: Growth::default(),
+    };
     let mut stops = 0;
     let mut running = cycles.server.start(&[])?;
     for cycle in 1.. {
@@ -270,7 +278,8 @@ impl Cycles<'_> {
         stopped.and(worked)?;
         how.take_away(&self.server, &mut running)?;
         let recovery_kills = self.random.below(2);
-        recover_and_check(&self.server, &mut workers, recovery_kills, &mut self.random)?;
+        let kills = (recovery_kills, &mut self.random);
+        recover_and_check(&self.server, &mut workers, &mut self.kills, kills)?;
         Ok(workers)
     }
 }

@@ -12,6 +12,7 @@ use super::guest;
 use super::journal::{self, JOURNAL_BYTES, Mark, Record};
 use super::load::recover_and_check;
 use super::machine::{Disks, Machine};
+use super::recovery::RecoveryKills;
 use super::server::{Server, text};
 use super::session::{self, Halt, Length, Plan, Session, SessionOptions, SessionReport};
 use super::workers::{Named, Problem, workers};
@@ -72,6 +73,7 @@ struct Campaign<'a> {
     session: &'a mut Session,
     machine: Machine,
     random: Seeded,
+    kills: RecoveryKills,
     workers: Vec<Named>,
     memories: Memories,
     cuts: u64,
@@ -139,6 +141,7 @@ fn run_boots(arguments: &VmOptions, session: &mut Session, qemu: PathBuf) -> Res
         session,
         machine,
         random,
+        kills: RecoveryKills::new(),
         workers,
         memories,
         cuts: 0,
@@ -288,7 +291,8 @@ impl Campaign<'_> {
         }
         let server = Server::with_image(self.session.folder(), image);
         let recovery_kills = if self.random.chance(1, 4) { 1 } else { 0 };
-        recover_and_check(&server, &mut self.workers, recovery_kills, &mut self.random).map_err(
+        let kills = (recovery_kills, &mut self.random);
+        recover_and_check(&server, &mut self.workers, &mut self.kills, kills).map_err(
             |problem| {
                 format!(
                     "power cut in epoch {epoch} of {}, {survivors}: {problem}",

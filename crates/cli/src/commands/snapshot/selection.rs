@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 const SEPARATOR: &[u8] = b"..";
 
 /// Whether this may be an interval; it may be a name all the same.
-pub(super) fn may_be_interval(given: &OsStr) -> bool {
+pub fn may_be_interval(given: &OsStr) -> bool {
     given.as_bytes().windows(SEPARATOR.len()).any(|part| part == SEPARATOR)
 }
 

@@ -46,6 +46,8 @@ pub(super) struct Application<'a> {
     /// The root directory of the fork.
     pub(super) from: InodeId,
     pub(super) target: InodeId,
+    /// The target that the caller has named.
+    pub(super) wanted: Option<InodeId>,
     /// The origin as it was when the merge was made.
     pub(super) seen: Side<'a>,
     pub(super) merge: &'a Merge,
@@ -176,7 +178,7 @@ impl Names {
     ) -> Result<Option<Outcome>> {
         let (concerned, links) = (application.concerned(), link_changes(application.merge));
         // A rollback puts another one into its place.
-        if self.store.origin_of_fork(application.from)?.1 != application.target
+        if self.target_of_fork(application.from, application.wanted)? != application.target
             || !self.is_as_seen(application, &concerned, &links)?
         {
             return Ok(None);

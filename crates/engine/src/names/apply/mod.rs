@@ -56,23 +56,32 @@ struct Sides<'a> {
 }
 
 impl Names {
-    /// The root directory of the subvolume that a fork came from, or of what has its place.
-    pub(crate) fn origin_of_fork(&self, fork: InodeId) -> Result<InodeId> {
+    /// The root directories of the subvolume that a fork came from, and of what has its place: the
+    /// last one first.
+    pub(crate) fn origins_of_fork(&self, fork: InodeId) -> Result<Vec<InodeId>> {
         if !fork.is_subvolume_root() {
             return Err(Error::InvalidArgument("not the root directory of a subvolume"));
         }
         self.files.enter(fork)?;
-        Ok(self.store.origin_of_fork(fork)?.1)
+        Ok(self.store.origins_of_fork(fork)?.1)
+    }
+
+    /// Which of these gets the changes of a fork.
+    fn target_of_fork(&self, fork: InodeId, wanted: Option<InodeId>) -> Result<InodeId> {
+        let (_, origins) = self.store.origins_of_fork(fork)?;
+        let is_it = |root: &InodeId| wanted.is_none_or(|wanted| wanted == *root);
+        origins.into_iter().find(is_it).ok_or(Error::NotFound)
     }
 
     /// Applies the changes of the fork with this root directory.
     pub(crate) fn apply(&self, fork: InodeId, options: ApplyOptions<'_>) -> Result<Apply> {
-        self.origin_of_fork(fork)?;
+        self.origins_of_fork(fork)?;
+        self.target_of_fork(fork, options.target)?;
         self.store.check_writable()?;
-        let (began, _) = self.store.origin_of_fork(fork)?;
+        let (began, _) = self.store.origins_of_fork(fork)?;
         let base = self.store.trees.tree_of_snapshot(began)?;
         for _ in 0..TRIES {
-            let target = self.origin_of_fork(fork)?;
+            let target = self.target_of_fork(fork, options.target)?;
             let states = self.files.unchanging([fork, target])?;
             let (roots, way) = (states.roots(), [fork, target]);
             let applied = self.try_apply(&base, began.generation, roots, way, options)?;
@@ -127,6 +136,7 @@ impl Names {
         let application = Application {
             from,
             target,
+            wanted: options.target,
             seen: sides.origin,
             merge: &merge,
             own_attribute: sides.own,
@@ -310,7 +320,7 @@ fn path_of(side: Side<'_>, inode: InodeNumber) -> Result<Option<Vec<u8>>> {
         let path = paths.of_directory(inode)?;
         return Ok(Some(path.strip_suffix(b"/").unwrap_or(path).to_vec()));
     }
-    let names = paths.names_of(BTreeMap::from([(inode, Wanted::new(1, &item))]))?;
+    let names = paths.names_of(BTreeMap::from([(inode, Wanted::new(1, &item))]), &mut Err)?;
     let Some((_, directory, name)) = names.into_iter().next() else { return Ok(None) };
     paths.of_entry(directory, &name).map(Some)
 }

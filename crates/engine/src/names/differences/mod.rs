@@ -6,18 +6,20 @@
 //!    a directory that was moved keeps its entry, so it is not named.
 //! 3. An inode that has changed is named with each of its names ([`paths`]).
 //!
+//! Where damage hides a path, it is reported, and the rest is compared.
+//!
 //! Lock discipline: the root directories of both are locked, shared, while the trees are read. So
 //! the deletion of a snapshot waits before its nodes are freed.
 pub(super) mod gathered;
 pub(super) mod paths;
 
 use super::Names;
-use crate::types::{Changes, Difference, DifferenceKind};
+use crate::types::{Changes, Compared, Difference, DifferenceKind};
 use crate::{Error, InodeId, Result};
 use cairn_format::{FileType, INODE_ROOT, InodeNumber};
 use gathered::{ChangedInode, Entry, Gathered, Side};
 use paths::{Paths, Wanted};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The path of the root directory.
 const ROOT: &[u8] = b".";
@@ -25,7 +27,7 @@ const ROOT: &[u8] = b".";
 impl Names {
     /// What differs between two states of one subvolume or of forks of it, by path. Their root
     /// directories are given.
-    pub(crate) fn differences(&self, old: InodeId, new: InodeId) -> Result<Vec<Difference>> {
+    pub(crate) fn compare(&self, old: InodeId, new: InodeId) -> Result<Compared> {
         for root in [old, new] {
             if !root.is_subvolume_root() {
                 return Err(Error::InvalidArgument("not the root directory of a subvolume"));
@@ -36,15 +38,15 @@ impl Names {
             return Err(Error::CrossDevice);
         }
         if old == new {
-            return Ok(Vec::new());
+            return Ok(Compared::default());
         }
         let unchanging = self.files.unchanging([old, new])?;
         let [old, new] = unchanging.roots();
-        self.differences_of_unchanging(old, new)
+        self.compare_unchanging(old, new)
     }
 
-    /// As [`Names::differences`]; nothing changes either meanwhile.
-    fn differences_of_unchanging(&self, old: InodeId, new: InodeId) -> Result<Vec<Difference>> {
+    /// As [`Names::compare`]; nothing changes either meanwhile.
+    fn compare_unchanging(&self, old: InodeId, new: InodeId) -> Result<Compared> {
         let [first, second] = [old.min(new), old.max(new)].map(|root| self.files.inodes.get(root));
         let _first = self.files.read_inode_in_use(&first)?;
         let _second = self.files.read_inode_in_use(&second)?;
@@ -52,11 +54,43 @@ impl Names {
         let (old, new) = (side(old), side(new));
         let gathered = Gathered::new(old, new)?;
         let mut paths = (Paths::new(old, &gathered.removed), Paths::new(new, &gathered.added));
-        let entries = PathsByInode::new(&gathered, &mut paths.0, &mut paths.1)?;
+        let mut damage = DamageFound::default();
+        let entries = PathsByInode::new(&gathered, &mut paths.0, &mut paths.1, &mut damage)?;
         let mut found = Found::default();
         found.add_names(&entries);
-        found.add_changes(&gathered.changed, &entries, &mut paths.1)?;
-        Ok(found.sorted())
+        found.add_changes(&gathered.changed, &entries, &mut paths.1, &mut damage)?;
+        Ok(Compared { differences: found.sorted(), damage: damage.errors })
+    }
+}
+
+/// Damage that hides paths.
+#[derive(Default)]
+struct DamageFound {
+    errors: Vec<Error>,
+    texts: HashSet<String>,
+}
+
+impl DamageFound {
+    /// Notes damage, once.
+    ///
+    /// # Errors
+    /// What is none.
+    fn note(&mut self, error: Error) -> Result<()> {
+        if !matches!(error, Error::Damaged(_) | Error::Device(_)) {
+            return Err(error);
+        }
+        if self.texts.insert(error.to_string()) {
+            self.errors.push(error);
+        }
+        Ok(())
+    }
+
+    /// What damage does not hide.
+    fn unless_hidden<T>(&mut self, found: Result<T>) -> Result<Option<T>> {
+        match found {
+            Ok(found) => Ok(Some(found)),
+            Err(error) => self.note(error).map(|()| None),
+        }
     }
 }
 
@@ -88,17 +122,24 @@ struct Fates<'p> {
 }
 
 impl PathsByInode {
-    fn new(gathered: &Gathered, old: &mut Paths<'_>, new: &mut Paths<'_>) -> Result<Self> {
+    fn new(
+        gathered: &Gathered,
+        old: &mut Paths<'_>,
+        new: &mut Paths<'_>,
+        damage: &mut DamageFound,
+    ) -> Result<Self> {
         let mut all = Self::default();
         let path_of = |paths: &mut Paths<'_>, entry: &Entry| {
             let path = paths.of_entry(entry.directory, &entry.name)?;
             Result::Ok(EntryPath { path, file_type: entry.file_type as u8 })
         };
         for entry in &gathered.removed {
-            all.0.entry(entry.inode).or_default().removed.push(path_of(old, entry)?);
+            let path = damage.unless_hidden(path_of(old, entry))?;
+            all.0.entry(entry.inode).or_default().removed.extend(path);
         }
         for entry in &gathered.added {
-            all.0.entry(entry.inode).or_default().added.push(path_of(new, entry)?);
+            let path = damage.unless_hidden(path_of(new, entry))?;
+            all.0.entry(entry.inode).or_default().added.extend(path);
         }
         for paths in all.0.values_mut() {
             paths.removed.sort_unstable();
@@ -165,9 +206,10 @@ impl Found {
         changed: &[ChangedInode],
         entries: &PathsByInode,
         paths: &mut Paths<'_>,
+        damage: &mut DamageFound,
     ) -> Result<()> {
         let mut wanted = BTreeMap::new();
-        let mut by_number = HashMap::new();
+        let (mut by_number, mut nameless) = (HashMap::new(), BTreeSet::new());
         for ChangedInode { number, changes, item } in changed {
             let fates = entries.0.get(number).map(PathsOfInode::fates).unwrap_or_default();
             // What is open and has no name has no path.
@@ -177,7 +219,10 @@ impl Found {
             if FileType::from_mode(item.mode) == Some(FileType::Directory) {
                 let path = match *number {
                     INODE_ROOT => ROOT,
-                    number => paths.of_directory(number)?.strip_suffix(b"/").unwrap_or_default(),
+                    number => match damage.unless_hidden(paths.of_directory(number))? {
+                        Some(path) => path.strip_suffix(b"/").unwrap_or_default(),
+                        None => continue,
+                    },
                 };
                 // It may have been open without a name before.
                 if fates.added.is_empty() {
@@ -191,11 +236,15 @@ impl Found {
             let new_names = fates.added.len() + fates.moved.len() + fates.kept.len();
             if item.links as usize > new_names {
                 wanted.insert(*number, Wanted::new(item.links, item));
+                nameless.insert(*number);
                 by_number.insert(*number, *changes);
             }
         }
-        for (number, directory, name) in paths.names_of(wanted)? {
-            let path = paths.of_entry(directory, &name)?;
+        for (number, directory, name) in paths.names_of(wanted, &mut |error| damage.note(error))? {
+            nameless.remove(&number);
+            let Some(path) = damage.unless_hidden(paths.of_entry(directory, &name))? else {
+                continue;
+            };
             // The search meets new names, too.
             let is_new = entries.0.get(&number).is_some_and(|entries| {
                 entries.added.binary_search_by(|entry| entry.path.cmp(&path)).is_ok()
@@ -206,7 +255,9 @@ impl Found {
                 self.push(&path, DifferenceKind::Changed(*changes));
             }
         }
-        Ok(())
+        nameless.into_iter().try_for_each(|number| {
+            damage.note(paths.damaged(number, "it has changed, and no directory has its name"))
+        })
     }
 
     /// By path; of one path, what is gone comes first.

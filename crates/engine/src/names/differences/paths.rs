@@ -114,7 +114,7 @@ impl<'a> Paths<'a> {
         place.ok_or_else(|| self.damaged(directory, "its parent has no entry of it"))
     }
 
-    fn damaged(&self, inode: InodeNumber, problem: &str) -> Error {
+    pub(super) fn damaged(&self, inode: InodeNumber, problem: &str) -> Error {
         let key = Key::new(inode, ItemKind::Inode, 0);
         self.side.store.damaged_item(self.side.root, &key, problem.into())
     }
@@ -152,20 +152,24 @@ impl<'a> Paths<'a> {
         }
     }
 
-    /// The names of inodes. To be called once.
+    /// The names of inodes. To be called once. `on_failure` says whether the search goes on behind
+    /// a directory that can't be read.
     pub(in crate::names) fn names_of(
         &mut self,
         mut wanted: BTreeMap<InodeNumber, Wanted>,
+        on_failure: &mut dyn FnMut(Error) -> Result<()>,
     ) -> Result<Vec<NamedInode>> {
         let mut found = Vec::new();
         self.noted = wanted.values().filter_map(|wanted| wanted.noted).collect();
         let noted: Vec<InodeNumber> = self.noted.iter().copied().collect();
         for together in noted.chunks(TOGETHER) {
             let entries = |directory: &InodeNumber| Key::all(*directory, ItemKind::DirectoryEntry);
-            self.side.tree.read_ahead(&together.iter().map(entries).collect::<Vec<_>>())?;
+            let ahead = together.iter().map(entries).collect::<Vec<_>>();
+            let read = self.side.tree.read_ahead(&ahead);
+            read.map_err(Error::from).or_else(&mut *on_failure)?;
             for directory in together {
                 self.unsearched.remove(directory);
-                self.search(*directory, &mut wanted, &mut found)?;
+                self.search(*directory, &mut wanted, &mut found).or_else(&mut *on_failure)?;
             }
         }
         while !wanted.is_empty() {
@@ -180,7 +184,7 @@ impl<'a> Paths<'a> {
                     return Ok(found);
                 };
                 self.unsearched.remove(&directory);
-                self.search(directory, &mut wanted, &mut found)?;
+                self.search(directory, &mut wanted, &mut found).or_else(&mut *on_failure)?;
             }
         }
         Ok(found)
