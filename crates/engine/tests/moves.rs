@@ -1,6 +1,6 @@
-//! What leads to snapshots is noted in memory by users of a volume, as long as
-//! [`Volume::moves`](cairn_engine::Volume::moves) stays: in random histories it grows with each
-//! change of that.
+//! What leads to snapshots, and which snapshots there are, is noted in memory by users of a volume,
+//! as long as [`Volume::moves`](cairn_engine::Volume::moves) stays: in random histories it grows
+//! with each change of that.
 mod small_volume;
 
 use cairn_engine::{Apply, ApplyOptions, Error, InodeId, RenameMode, Volume};
@@ -8,8 +8,9 @@ use cairn_environment::random::Seeded;
 use small_volume::{DIRECTORY, device, open};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// From each root directory of a subvolume that shows snapshots, the directories up to the root.
-fn ways(volume: &Volume) -> BTreeMap<InodeId, Vec<InodeId>> {
+/// Of each root directory of a subvolume that shows snapshots, the directories up to the root, and
+/// the root directories of the snapshots.
+fn ways(volume: &Volume) -> BTreeMap<InodeId, (Vec<InodeId>, Vec<InodeId>)> {
     let mut ways = BTreeMap::new();
     for id in volume.snapshotted_subvolumes().unwrap() {
         for id in volume.line_of_subvolume(id).unwrap() {
@@ -23,7 +24,8 @@ fn ways(volume: &Volume) -> BTreeMap<InodeId, Vec<InodeId>> {
             {
                 way.push(above);
             }
-            ways.insert(root, way);
+            let snapshots = volume.snapshots(id).unwrap();
+            ways.insert(root, (way, snapshots.iter().map(|snapshot| snapshot.root).collect()));
         }
     }
     ways

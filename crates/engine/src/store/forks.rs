@@ -158,12 +158,13 @@ impl Store {
         id: TreeId,
         wanted: &[Place],
     ) -> Result<Option<Vec<InodeNumber>>> {
-        if self.trees.lock_records().find(id)?.is_some_and(|item| item.names_others) {
+        let records = self.trees.lock_records();
+        if records.find(id)?.is_some_and(|item| item.names_others) {
             return Ok(None);
         }
-        let all = self.trees.places()?.into_iter().chain(wanted.iter().copied());
-        let here = all.filter(|place| place.subvolume == id);
-        let mut directories: Vec<_> = here.map(|place| place.directory).collect();
+        let mut directories = records.directories_with_names(id)?;
+        let here = wanted.iter().filter(|place| place.subvolume == id);
+        directories.extend(here.map(|place| place.directory));
         directories.sort_unstable();
         directories.dedup();
         Ok(Some(directories))

@@ -117,7 +117,7 @@ impl Store {
                     let root = |origin: Origin| self.trees.slot_for_work(origin.subvolume);
                     return Ok(item.origin.map(root).transpose()?.map(InodeId::root_of));
                 }
-            } else if self.is_newest_needed(id)? {
+            } else if self.is_newest_needed(&self.trees.lock_records(), id)? {
                 return Ok(None);
             } else {
                 let root = InodeId::root_of(subvolume.slot);
@@ -133,11 +133,11 @@ impl Store {
     }
 
     /// Whether the newest snapshot of the headless subvolume `id` has to stay.
-    fn is_newest_needed(&self, id: TreeId) -> Result<bool> {
+    fn is_newest_needed(&self, records: &Records<'_>, id: TreeId) -> Result<bool> {
         match self.trees.newest_snapshot(id)? {
             Some((made, item)) => {
                 let snapshot = Origin { subvolume: id, generation: made };
-                Ok(!item.is_hidden || self.has_forks(snapshot)?)
+                Ok(!item.is_hidden || self.has_forks(records, snapshot)?)
             }
             None => Err(self.trees.damaged(format!("nothing is left of the subvolume {id}"))),
         }
@@ -234,7 +234,7 @@ impl Operation<'_> {
         let records = store.trees.lock_records();
         let item = records.item(id)?;
         if item.is_dying
-            || store.is_newest_needed(id)?
+            || store.is_newest_needed(&records, id)?
             || store.trees.cleanups(id).next().transpose()?.is_some()
         {
             return Ok(());
@@ -316,7 +316,7 @@ impl Operation<'_> {
         let key = Key::of_subvolume(origin.subvolume, ItemKind::Snapshot, origin.generation);
         let missing = || store.trees.damaged(format!("the fork {fork} had no origin"));
         let item = SnapshotItem::decode(&records.tree()?.get(&key)?.ok_or_else(missing)?)?;
-        if !item.is_hidden || store.has_forks(origin)? {
+        if !item.is_hidden || store.has_forks(records, origin)? {
             return Ok(());
         }
         let (_, after) = store.trees.snapshots_beside(origin.subvolume, origin.generation)?;

@@ -109,7 +109,7 @@ impl Store {
     /// of them have together.
     fn known_usage(&self, id: TreeId) -> Result<(Vec<SnapshotUsage>, u64)> {
         let (snapshots, hidden) = self.all_generations(id)?;
-        let forked = self.trees.forked_snapshots(id)?;
+        let forked = self.trees.lock_records().forked_snapshots(id)?;
         let (mut unique, mut all) = (vec![0; snapshots.len()], 0);
         self.visit_dead_runs(id, &snapshots, Generation(0), &mut |newest, run| {
             all += run.range.blocks;
@@ -169,7 +169,7 @@ impl Store {
         let id = self.expect_subvolume(id)?;
         self.write_down_deaths()?;
         let (snapshots, hidden) = self.all_generations(id)?;
-        let forked = self.trees.forked_snapshots(id)?;
+        let forked = self.trees.lock_records().forked_snapshots(id)?;
         let of: HashSet<u64> = of.iter().copied().collect();
         // For each of them, the newest one below it that stays, or 0.
         let (mut stays, mut below) = (Generation(0), Vec::new());

@@ -399,9 +399,9 @@ impl Store {
     }
 
     /// Whether there are forks of this snapshot, wanted ones too.
-    pub(super) fn has_forks(&self, snapshot: Origin) -> Result<bool> {
+    pub(super) fn has_forks(&self, records: &Records<'_>, snapshot: Origin) -> Result<bool> {
         let is_wanted = self.cut_work.wants_fork_of(Source::Snapshot(snapshot));
-        Ok(is_wanted || self.trees.any_fork_of(snapshot)?)
+        Ok(is_wanted || records.any_fork_of(snapshot)?)
     }
 }
 
@@ -415,7 +415,7 @@ impl Operation<'_> {
         if item.is_held {
             return Err(Error::Busy);
         }
-        let has_forks = store.has_forks(Origin { subvolume: id, generation })?;
+        let has_forks = store.has_forks(&records, Origin { subvolume: id, generation })?;
         let root = InodeId::root_of(store.trees.know_snapshot(id, generation, item.number));
         let roots = [InodeId::root_of(store.trees.slot_for_work(id)?), root];
         // Before a thread that frees its blocks can come to it.

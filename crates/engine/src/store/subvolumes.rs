@@ -87,6 +87,8 @@ impl Store {
     /// The root directories of the subvolumes that have lost their names before the volume was
     /// opened, and of which something is to be removed.
     pub(crate) fn dying_subvolumes(&self) -> Result<Vec<InodeId>> {
+        // A cut that asks for them does not have to read them.
+        self.trees.lock_records().know_relations()?;
         let records = self.trees.all_records(&self.superblock)?;
         let (of, mut dying) = (self.being_removed(&records)?, Vec::new());
         for (id, item) in records.into_iter().filter(|(_, item)| item.is_nameless()) {

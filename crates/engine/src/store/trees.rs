@@ -17,6 +17,7 @@
 mod items;
 mod lines;
 mod records;
+mod relations;
 pub(crate) mod snapshot_names;
 
 use crate::{Error, InodeId, Result};
@@ -37,6 +38,7 @@ pub(crate) use records::{Records, Settings};
 
 use lines::Lines;
 use records::Numbers;
+use relations::KnownRelations;
 use snapshot_names::SnapshotNames;
 
 /// A tree, and what the root tree says of it.
@@ -181,6 +183,7 @@ pub(crate) struct Trees {
     /// Which subvolumes continue others.
     lines: Lines,
     snapshot_names: SnapshotNames,
+    relations: KnownRelations,
     /// Grows with each change of where subvolumes and their snapshots are.
     moves: AtomicU64,
     /// There has been a fork.
@@ -227,6 +230,7 @@ impl Trees {
             forming: Mutex::new(Rank::LEAF, FxHashSet::default()),
             lines: Lines::new(),
             snapshot_names: SnapshotNames::new(superblock.hash_seed),
+            relations: KnownRelations::new(),
             moves: AtomicU64::new(0),
             has_forks: AtomicBool::new(superblock.features.has_forks()),
             note_parents: superblock.features.has_parents(),

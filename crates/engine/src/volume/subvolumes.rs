@@ -116,12 +116,12 @@ impl Volume {
         Ok(InodeId::root_of(self.store().trees.slot_of(TreeId(id))?))
     }
 
-    /// A number that grows whenever subvolumes with snapshots, or the directories above them, may
-    /// have changed: when a subvolume or a snapshot comes or goes, a directory moves to another
+    /// A number that grows whenever subvolumes with snapshots, these, or the directories above them
+    /// may have changed: when a subvolume or a snapshot comes or goes, a directory moves to another
     /// one, a subvolume is rolled back, or a fork is applied. So what was made of
-    /// [`Volume::snapshotted_subvolumes`], [`Volume::line_of_subvolume`],
+    /// [`Volume::snapshotted_subvolumes`], [`Volume::snapshots`], [`Volume::line_of_subvolume`],
     /// [`Volume::root_of_subvolume`] and the [`Volume::parent`]s of those holds as long as this is
-    /// what it was before.
+    /// what it was before; of a snapshot it says nothing of whether that is held.
     pub fn moves(&self) -> u64 {
         self.store().trees.moves()
     }

@@ -10,8 +10,13 @@
 //! for the same live directory as long as the mount lives, wherever that is moved, so a permission
 //! that was checked is one for the directory whose snapshots are answered.
 //!
-//! The kernel keeps a listing as long as the directory's time of change stays, so that is made of
-//! what the listing is made of.
+//! The kernel keeps a listing as long as the directory's time of change stays. A listing is made of
+//! what [`Volume::moves`] counts the changes of, and of the names in the live directory, which has
+//! a time of change of its own.
+//!
+//! Invariant: a directory's time of change is a later one whenever one of these two is another than
+//! at the last request. So it never goes back, and no two listings have the same, also when the
+//! clock was set back.
 //!
 //! Lock: the table of numbers, for a moment; nothing is called under it.
 use super::attributes::{attr_out, statx_out};
@@ -43,16 +48,50 @@ pub(super) struct SnapshotDirectories {
 
 struct Table {
     /// By number.
-    live: Vec<InodeId>,
+    shown: Vec<Shown>,
     numbers: HashMap<InodeId, u64>,
-    /// When a snapshot was made or deleted last; 0 before the first time.
+}
+
+struct Shown {
+    live: InodeId,
+    /// What its listing was made of at the last request.
+    listing: Option<Listing>,
+    /// Its time of change.
     changed: Timestamp,
+}
+
+/// What a listing is made of: with the same, it is the same.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Listing {
+    moves: u64,
+    /// When the live directory changed.
+    changed: Timestamp,
+}
+
+impl Shown {
+    fn new(live: InodeId) -> Self {
+        Self { live, listing: None, changed: Timestamp::default() }
+    }
+
+    /// Its time of change with this listing.
+    fn changed_by(&mut self, listing: Listing) -> Timestamp {
+        if self.listing != Some(listing) {
+            let (seconds, nanoseconds) = clock::now_wall();
+            let next = match self.changed.nanoseconds {
+                999_999_999 => Timestamp { seconds: self.changed.seconds + 1, nanoseconds: 0 },
+                before => Timestamp { nanoseconds: before + 1, ..self.changed },
+            };
+            self.changed = next.max(Timestamp { seconds, nanoseconds });
+            self.listing = Some(listing);
+        }
+        self.changed
+    }
 }
 
 impl Default for SnapshotDirectories {
     fn default() -> Self {
         let numbers = HashMap::from([(InodeId::ROOT, 0)]);
-        let table = Table { live: vec![InodeId::ROOT], numbers, changed: Timestamp::default() };
+        let table = Table { shown: vec![Shown::new(InodeId::ROOT)], numbers };
         Self { table: Mutex::new(Rank::LEAF, table), ways: KeptWays::default() }
     }
 }
@@ -64,8 +103,8 @@ impl SnapshotDirectories {
         let number = match table.numbers.get(&live) {
             Some(number) => *number,
             None => {
-                let number = table.live.len() as u64;
-                table.live.push(live);
+                let number = table.shown.len() as u64;
+                table.shown.push(Shown::new(live));
                 table.numbers.insert(live, number);
                 number
             }
@@ -81,19 +120,16 @@ impl SnapshotDirectories {
     /// The live directory for which a node stands; a handle may be of an earlier mount.
     fn live(&self, node: InodeId) -> Answer<InodeId> {
         let number = node.made_up_number().ok_or(Errno::STALE)?;
-        Ok(self.table.lock().live.get(number as usize).copied().ok_or(Errno::STALE)?)
+        let table = self.table.lock();
+        Ok(table.shown.get(number as usize).ok_or(Errno::STALE)?.live)
     }
 
-    /// A snapshot was made or deleted.
-    pub(super) fn note_change(&self) {
-        let (seconds, nanoseconds) = clock::now_wall();
-        let now = Timestamp { seconds, nanoseconds };
+    /// The time of change of a node with this listing.
+    fn changed(&self, node: InodeId, listing: Listing) -> Answer<Timestamp> {
+        let number = node.made_up_number().ok_or(Errno::STALE)?;
         let mut table = self.table.lock();
-        let next = match table.changed.nanoseconds {
-            999_999_999 => Timestamp { seconds: table.changed.seconds + 1, nanoseconds: 0 },
-            before => Timestamp { nanoseconds: before + 1, ..table.changed },
-        };
-        table.changed = now.max(next);
+        let shown = table.shown.get_mut(number as usize).ok_or(Errno::STALE)?;
+        Ok(shown.changed_by(listing))
     }
 
     /// The nodes that stand for a live directory and those above it, as far as the kernel may know
@@ -116,10 +152,6 @@ impl SnapshotDirectories {
         volume.forget(below.inode, 1);
         below.file_type == FileType::Directory
             && self.ways.of(volume).is_ok_and(|ways| ways.lead_to(below.inode))
-    }
-
-    fn changed(&self) -> Timestamp {
-        self.table.lock().changed
     }
 }
 
@@ -146,12 +178,10 @@ impl Listed {
     }
 }
 
-/// A number that is made of others and differs where they differ.
-fn mixed(numbers: impl IntoIterator<Item = u64>) -> u64 {
-    numbers.into_iter().fold(0x9e37_79b9_7f4a_7c15, |sum, number| {
-        let sum = (sum ^ number).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        (sum ^ sum >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53).rotate_left(29)
-    })
+/// A number that differs from that of any other number.
+fn mixed(number: u64) -> u64 {
+    let product = (0x9e37_79b9_7f4a_7c15 ^ number).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    (product ^ product >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53).rotate_left(29)
 }
 
 /// The live directory may be gone.
@@ -285,7 +315,7 @@ impl VolumeHandler {
             Ok((attributes, false)) => {
                 let entry = EntryOut {
                     // The same for the same live directory.
-                    generation: mixed([self.live_number(attributes.inode)]) >> 32,
+                    generation: mixed(self.live_number(attributes.inode)) >> 32,
                     entry_valid_seconds: 0,
                     attr_valid_seconds: 0,
                     ..self.entry(&attributes)
@@ -332,26 +362,21 @@ impl VolumeHandler {
 
     /// The attributes of the directory that stands for `live`.
     fn attributes_as(&self, live: InodeId) -> Answer<Attributes> {
-        let ways = self.ways()?;
+        // First: what changes meanwhile makes another listing of it.
+        let moves = self.volume.moves();
         let attributes = self.volume.attributes(live).map_err(or_stale)?;
-        let changed = self.snapshots.changed();
-        let below = ways.below.get(&live).into_iter().flatten().map(|below| below.0);
-        let of_list = [changed, attributes.modified]
-            .into_iter()
-            .flat_map(|time| [time.seconds as u64, u64::from(time.nanoseconds)]);
-        let modified = Timestamp {
-            seconds: changed.max(attributes.modified).seconds,
-            nanoseconds: (mixed(of_list.chain(below)) % 1_000_000_000) as u32,
-        };
+        let node = self.snapshots.node(live);
+        let listing = Listing { moves, changed: attributes.changed };
+        let changed = self.snapshots.changed(node, listing)?;
         Ok(Attributes {
-            inode: self.snapshots.node(live),
+            inode: node,
             // The number of directories in it is not said.
             links: 1,
             size_bytes: 0,
             blocks_512: 0,
-            accessed: modified,
-            modified,
-            changed: attributes.changed.max(modified),
+            accessed: changed,
+            modified: changed,
+            changed,
             ..attributes
         })
     }
@@ -436,7 +461,10 @@ impl VolumeHandler {
 
 #[cfg(test)]
 mod tests {
+    use super::super::subvolume_tests::{new_inode, new_subvolume, new_volume};
     use super::*;
+    use cairn_engine::{AttributeChange, RenameMode, TimeChange};
+    use cairn_environment::random::Seeded;
 
     const fn id(number: u64) -> InodeId {
         InodeId(number)
@@ -455,13 +483,98 @@ mod tests {
     }
 
     #[test]
-    fn each_change_has_a_time_of_its_own() {
-        let shown = SnapshotDirectories::default();
-        let mut times = vec![shown.changed()];
-        for _ in 0..50 {
-            shown.note_change();
-            times.push(shown.changed());
+    fn each_listing_has_a_time_of_its_own() {
+        let mut shown = Shown::new(InodeId::ROOT);
+        let listing = |moves, nanoseconds| {
+            let changed = Timestamp { seconds: 1, nanoseconds };
+            Listing { moves, changed }
+        };
+        let mut times = vec![shown.changed];
+        for moves in 0..50 {
+            times.push(shown.changed_by(listing(moves, 0)));
+            times.push(shown.changed_by(listing(moves, 1)));
+            assert_eq!(shown.changed_by(listing(moves, 1)), times[times.len() - 1]);
         }
+        // The clock is set back, and a second ends.
+        shown.changed = Timestamp { seconds: i64::MAX / 2, nanoseconds: 999_999_998 };
+        times.push(shown.changed);
+        times.extend((50..53).map(|moves| shown.changed_by(listing(moves, 0))));
         assert!(times.is_sorted_by(|one, next| one < next), "{times:?}");
+        assert!(times.iter().all(|time| time.nanoseconds < 1_000_000_000));
+    }
+
+    /// As the kernel: what was listed counts as long as the time of change before it stays. Steps
+    /// are undone again, so listings come back, between the two also.
+    #[test]
+    fn a_listing_is_kept_until_it_changes() {
+        let (_device, volume) = new_volume();
+        let root = volume.root();
+        let directory = new_inode(FileType::Directory, 0, 0o755);
+        let [one, two] =
+            [&b"one"[..], b"two"].map(|name| volume.create(root, name, &directory).unwrap().inode);
+        let (sub, other) =
+            (new_subvolume(&volume, one, b"sub"), new_subvolume(&volume, two, b"other"));
+        volume.create_snapshot(sub, b"kept").unwrap();
+        let flip = |what: usize, is_done: bool| match what {
+            0 => {
+                let (from, to) = if is_done { (two, one) } else { (one, two) };
+                volume.rename(from, b"sub", to, b"sub", RenameMode::NoReplace).unwrap();
+            }
+            1 => {
+                let (old, new) = if is_done { (b"uno", b"one") } else { (b"one", b"uno") };
+                volume.rename(root, old, root, new, RenameMode::NoReplace).unwrap();
+                // One of the times can be set back.
+                let modified = Some(TimeChange::At(Timestamp::default()));
+                let change = AttributeChange { modified, ..AttributeChange::default() };
+                volume.set_attributes(root, &change).unwrap();
+            }
+            of => {
+                let of = if of == 2 { sub } else { other };
+                if is_done {
+                    let id = volume.subvolume_of(of).unwrap().0;
+                    volume.delete_snapshot(id, b"s").unwrap();
+                } else {
+                    volume.create_snapshot(of, b"s").unwrap();
+                }
+            }
+        };
+        let handler = VolumeHandler::new(volume.clone(), false);
+        let list = |live| {
+            let entries = handler.entries(live).unwrap().into_iter();
+            entries.map(|entry| (entry.name, entry.node)).collect::<Vec<_>>()
+        };
+        let time = |live| handler.attributes_as(live).unwrap().changed;
+        let seed = std::env::var("CAIRN_SEED").map_or(1, |seed| seed.parse().unwrap());
+        let (mut random, mut is_done) = (Seeded::new(seed), [false; 4]);
+        let mut step = |random: &mut Seeded| {
+            let what = random.below(4) as usize;
+            flip(what, is_done[what]);
+            is_done[what] = !is_done[what];
+        };
+        let live = [root, one, two, sub, other];
+        let mut kept = live.map(|live| (time(live), list(live)));
+        let (mut listings, mut changes) = (BTreeSet::new(), 0);
+        for at in 0..400 {
+            for (live, kept) in live.iter().zip(&mut kept) {
+                let (before, now) = (kept.0, time(*live));
+                assert!(now >= before, "seed {seed}, step {at}: {before:?}, then {now:?}");
+                if now > before {
+                    if random.below(3) == 0 {
+                        step(&mut random);
+                    }
+                    *kept = (now, list(*live));
+                    changes += 1;
+                } else {
+                    assert_eq!(kept.1, list(*live), "seed {seed}, step {at}: {live:?}");
+                }
+                listings.insert((*live, kept.1.clone()));
+            }
+            if random.below(2) == 0 {
+                step(&mut random);
+            }
+        }
+        assert!(listings.len() >= 10 && changes >= 100, "{listings:?}, {changes} changes");
+        drop(handler);
+        volume.close().unwrap();
     }
 }

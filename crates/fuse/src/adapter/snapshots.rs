@@ -119,7 +119,6 @@ pub(super) fn tell_kernel(
     directory: InodeId,
     names: &[&[u8]],
 ) {
-    shown.note_change();
     let Some(notifier) = notifier else { return };
     for directory in showing(volume, directory) {
         if let Some(node) = shown.known_node(directory) {

@@ -4,11 +4,10 @@ use crate::{Error, Result};
 use cairn_btree::Tree;
 use cairn_environment::atomic::Ordering;
 use cairn_format::{
-    CleanupItem, DeadListItem, DeadRun, Generation, INODE_ROOT, ItemKind, Key, Origin,
-    SnapshotItem, SubvolumeItem, Superblock, TREE_FILES, TreeId,
+    CleanupItem, DeadListItem, DeadRun, Generation, INODE_ROOT, ItemKind, Key, SnapshotItem,
+    SubvolumeItem, Superblock, TREE_FILES, TreeId,
 };
 use cairn_space::Boundary;
-use std::collections::HashSet;
 use std::ops::{Range, RangeInclusive};
 
 impl Trees {
@@ -296,27 +295,6 @@ impl Trees {
 
     pub(super) fn recorded_names_others(&self, id: TreeId) -> Result<bool> {
         Ok(self.records.get().is_some() && self.item(id)?.names_others)
-    }
-
-    /// The transactions that made those snapshots of `id` that have forks.
-    pub(in crate::store) fn forked_snapshots(&self, id: TreeId) -> Result<HashSet<u64>> {
-        let mut forked = HashSet::new();
-        for item in self.subvolume_items() {
-            if let Some(origin) = item?.1.origin.filter(|origin| origin.subvolume == id) {
-                forked.insert(origin.generation.0);
-            }
-        }
-        Ok(forked)
-    }
-
-    /// Whether there is a fork of this snapshot.
-    pub(in crate::store) fn any_fork_of(&self, origin: Origin) -> Result<bool> {
-        for item in self.subvolume_items() {
-            if item?.1.origin == Some(origin) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     pub(super) fn recorded_place(&self, id: TreeId) -> Result<Place> {

@@ -1,15 +1,17 @@
-//! Changes of the tree of subvolumes, under its lock.
+//! Changes of the tree of subvolumes, under its lock, and what is known of all of its items.
+use super::relations::Relations;
 use super::snapshot_names::Named;
 use super::{HIDDEN_SLOT, Opened, Place, RecordedTree, Subvolume, Trees};
 use crate::{Error, InodeId, Result};
-use cairn_btree::{Change, Tree};
+use cairn_btree::{Change, Tree, TreeError};
 use cairn_environment::Rank;
 use cairn_environment::atomic::Ordering;
 use cairn_environment::lock::{Mutex, MutexGuard};
 use cairn_format::{
-    COUNTER_WRITABLE_MAX, DeadListItem, ItemKind, Key, SnapshotItem, SubvolumeItem, Superblock,
-    TREE_DEAD, TREE_FILES, TREE_SUBVOLUMES, TreeId,
+    COUNTER_WRITABLE_MAX, DeadListItem, InodeNumber, ItemKind, Key, Origin, SnapshotItem,
+    SubvolumeItem, Superblock, TREE_DEAD, TREE_FILES, TREE_SUBVOLUMES, TreeId,
 };
+use std::collections::HashSet;
 
 /// What a superblock says of subvolumes.
 #[derive(Clone, Copy)]
@@ -81,13 +83,16 @@ impl<'a> Records<'a> {
 
     /// Whether names of subvolumes stand in `id`.
     pub(in crate::store) fn any_named_in(&self, id: TreeId) -> Result<bool> {
-        for item in self.trees.subvolume_items() {
-            let (named, item) = item?;
-            if item.parent == id && !item.is_nameless() && named != id {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        self.look(|relations| relations.directories(id).next().is_some())
+    }
+
+    /// The directories of `id` in which names of subvolumes stand.
+    pub(in crate::store) fn directories_with_names(&self, id: TreeId) -> Result<Vec<InodeNumber>> {
+        self.look(|relations| {
+            let mut directories: Vec<_> = relations.directories(id).collect();
+            directories.dedup();
+            directories
+        })
     }
 
     /// Whether entries in `id` may name subvolumes: such as stand in it, or, in a fork, in what it
@@ -95,6 +100,60 @@ impl<'a> Records<'a> {
     pub(in crate::store) fn may_name(&self, id: TreeId) -> Result<bool> {
         let has_foreign = self.find(id)?.is_some_and(|item| item.names_others);
         Ok(has_foreign || self.any_named_in(id)?)
+    }
+
+    /// Whether there is a fork of this snapshot.
+    pub(in crate::store) fn any_fork_of(&self, origin: Origin) -> Result<bool> {
+        self.look(|relations| relations.any_fork_of(origin))
+    }
+
+    /// The transactions that made those snapshots of `id` that have forks.
+    pub(in crate::store) fn forked_snapshots(&self, id: TreeId) -> Result<HashSet<u64>> {
+        self.look(|relations| relations.forked(id).map(|made| made.0).collect())
+    }
+
+    /// Reads the items unless what they say together is known.
+    pub(in crate::store) fn know_relations(&self) -> Result<()> {
+        self.look(|_| ())
+    }
+
+    fn look<T>(&self, look: impl Fn(&Relations) -> T) -> Result<T> {
+        if cfg!(debug_assertions)
+            && let Ok(read) = self.read_relations()
+        {
+            self.trees.relations.look(|known| assert_eq!(*known, read, "the items say others"));
+        }
+        loop {
+            if let Some(found) = self.trees.relations.look(&look) {
+                return Ok(found);
+            }
+            self.trees.relations.note_all(self.read_relations()?);
+        }
+    }
+
+    fn read_relations(&self) -> Result<Relations> {
+        let mut relations = Relations::default();
+        for item in self.trees.subvolume_items() {
+            let (id, item) = item?;
+            relations.add(id, &item);
+        }
+        Ok(relations)
+    }
+
+    /// The tree has the item `after` of a subvolume, or none, in the place of what it returned.
+    fn note_item(
+        &self,
+        id: TreeId,
+        returned: std::result::Result<Option<Vec<u8>>, TreeError>,
+        after: Option<&SubvolumeItem>,
+    ) -> Result<()> {
+        let decode = |value: Option<Vec<u8>>| {
+            Ok(value.map(|value| SubvolumeItem::decode(&value)).transpose()?)
+        };
+        let before = returned.map_err(Error::from).and_then(decode);
+        let change = before.as_ref().map(|before| [before.as_ref(), after]);
+        self.trees.relations.note_change(id, change.ok());
+        before.map(drop)
     }
 
     /// A number that no subvolume has had since the volume was opened.
@@ -137,8 +196,8 @@ impl<'a> Records<'a> {
         item: &SubvolumeItem,
     ) -> Result<()> {
         self.need_tree(change, superblock)?;
-        self.tree()?.insert(change, Key::subvolume(id), &item.encode())?;
-        Ok(())
+        let returned = self.tree()?.insert(change, Key::subvolume(id), &item.encode());
+        self.note_item(id, returned, Some(item))
     }
 
     /// Makes the tree of subvolumes unless it is there.
@@ -195,7 +254,8 @@ impl<'a> Records<'a> {
 
     /// Removes the item of a subvolume.
     pub(in crate::store) fn remove(&self, change: &Change<'_>, id: TreeId) -> Result<()> {
-        self.tree()?.remove(change, &Key::subvolume(id))?;
+        let returned = self.tree()?.remove(change, &Key::subvolume(id));
+        self.note_item(id, returned, None)?;
         self.trees.lines.note_ended(id);
         self.trees.snapshot_names.note_ended(id);
         self.trees.note_move();
