@@ -72,6 +72,15 @@ impl Files {
         self.store.space.retract(freed);
     }
 
+    /// Has it removed, at once if no thread of its own does that.
+    pub(super) fn queue(&self, orphan: Orphan) {
+        if self.store.options.background {
+            self.orphans.queue.push(orphan);
+        } else {
+            self.reap(orphan);
+        }
+    }
+
     pub(super) fn reap(&self, orphan: Orphan) {
         match orphan.removal {
             Removal::Subvolume => return self.reap_subvolume(orphan),

@@ -38,7 +38,7 @@ impl Removal {
 }
 
 /// Something to remove.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Orphan {
     pub(crate) number: InodeId,
     /// Its blocks that were announced to the allocator.

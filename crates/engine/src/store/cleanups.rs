@@ -77,21 +77,21 @@ impl Store {
     /// `unload` waits for those who still read the snapshot with this root directory.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]: it is to be tried again after a commit.
+    /// [`Error::NoSpace`]: it is to be tried again after a commit. Those of `unload`.
     pub(crate) fn clean_up(
         &self,
         root: InodeId,
         mut pace: Pace<'_>,
         interrupted: impl Fn() -> bool,
-        unload: impl Fn(InodeId),
+        unload: impl Fn(InodeId) -> Result<()>,
     ) -> Result<()> {
         let id = self.trees.subvolume(root)?.id;
         'cleanups: while let Some((newest, cleanup)) = self.trees.cleanups(id).next().transpose()? {
-            self.cut_work.wait_for_readers(id, &unload);
             if self.transactions.generation() <= self.cut_work.last_deletion() {
                 // What died before the deletion enters the lists with the cut.
                 self.commit()?;
             }
+            self.cut_work.wait_for_readers(id, &unload)?;
             let births = cleanup.oldest.next()..=newest;
             let lists = self.trees.dead_lists_begun_in(id, cleanup.lists_from..cleanup.lists_to);
             let lists: Vec<_> = lists.collect::<Result<_>>()?;

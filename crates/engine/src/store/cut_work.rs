@@ -65,7 +65,7 @@ pub(crate) struct CutWork {
     /// For the dead runs that the cut writes; operations bring it.
     pub(super) room: Mutex<Option<Reservation>>,
     /// Root directories of deleted snapshots that somebody may still be reading, with their
-    /// subvolumes.
+    /// subvolumes. Nobody begins to read these.
     read: Mutex<Vec<(TreeId, InodeId)>>,
     /// The last transaction in which a snapshot was deleted.
     deleted_in: AtomicU64,
@@ -87,18 +87,25 @@ impl CutWork {
         self.deleted_in.fetch_max(running.0, Ordering::AcqRel);
     }
 
-    /// The snapshot of `id` with the root directory `root` is deleted; somebody may be reading it.
+    /// The snapshot of `id` with the root directory `root` has ended; somebody may be reading it.
     pub(super) fn note_readers(&self, id: TreeId, root: InodeId) {
         self.read.lock().push((id, root));
     }
 
     /// Has `unload` wait for those who still read deleted snapshots of `id`. Two threads may wait
     /// for the same: neither goes on before they have ended.
-    pub(super) fn wait_for_readers(&self, id: TreeId, unload: impl Fn(InodeId)) {
+    ///
+    /// The operations that deleted these snapshots have left: a snapshot is noted before that.
+    pub(super) fn wait_for_readers(
+        &self,
+        id: TreeId,
+        unload: impl Fn(InodeId) -> Result<()>,
+    ) -> Result<()> {
         let of_subvolume = |(of, root): &(TreeId, InodeId)| (*of == id).then_some(*root);
         let waited: FxHashSet<_> = self.read.lock().iter().filter_map(of_subvolume).collect();
-        waited.iter().copied().for_each(unload);
+        waited.iter().copied().try_for_each(unload)?;
         self.read.lock().retain(|(_, root)| !waited.contains(root));
+        Ok(())
     }
 
     /// The last transaction in which a snapshot was deleted, since the volume was opened.

@@ -6,8 +6,8 @@
 //!    a directory that was moved keeps its entry, so it is not named.
 //! 3. An inode that has changed is named with each of its names ([`paths`]).
 //!
-//! Lock discipline: the root directories of both are locked, shared, while the trees are read. So
-//! the deletion of a snapshot waits before its nodes are freed.
+//! Lock discipline: none is held. Both are noted as being read (`long_reads.rs`): if one is deleted
+//! meanwhile, its nodes stay until this has ended, which it does soon.
 pub(super) mod gathered;
 pub(super) mod paths;
 
@@ -45,9 +45,7 @@ impl Names {
 
     /// As [`Names::differences`]; nothing changes either meanwhile.
     fn differences_of_unchanging(&self, old: InodeId, new: InodeId) -> Result<Vec<Difference>> {
-        let [first, second] = [old.min(new), old.max(new)].map(|root| self.files.inodes.get(root));
-        let _first = self.files.read_inode_in_use(&first)?;
-        let _second = self.files.read_inode_in_use(&second)?;
+        let _reading = self.files.begin_long_read([old, new])?;
         let side = |root| Side { store: &self.store, tree: self.store.trees.of(root), root };
         let (old, new) = (side(old), side(new));
         let gathered = Gathered::new(old, new)?;
