@@ -1,10 +1,12 @@
 //! What the next cut has to do about snapshots and forks, and the space for it.
 use super::trees::Place;
-use crate::{InodeId, Result};
+use crate::{Error, InodeId, Result};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
-use cairn_format::{Generation, InodeNumber, Origin, SnapshotItem, SubvolumeItem, TreeId};
+use cairn_format::{
+    DeadRun, Generation, InodeNumber, Key, Origin, SnapshotItem, SubvolumeItem, TreeId,
+};
 use cairn_space::Reservation;
 use rustc_hash::FxHashSet;
 use std::sync::{Arc, OnceLock};
@@ -69,6 +71,8 @@ pub(crate) struct CutWork {
     read: Mutex<Vec<(TreeId, InodeId)>>,
     /// The last transaction in which a snapshot was deleted.
     deleted_in: AtomicU64,
+    /// Dead runs that one transaction can have.
+    dead_runs_max: AtomicU64,
 }
 
 impl CutWork {
@@ -79,6 +83,8 @@ impl CutWork {
             room: Mutex::new(Rank::LEAF, None),
             read: Mutex::new(Rank::LEAF, Vec::new()),
             deleted_in: AtomicU64::new(0),
+            // All may be of one list.
+            dead_runs_max: AtomicU64::new(Key::DEAD_RUN_ITEMS_MAX * DeadRun::PER_ITEM as u64),
         }
     }
 
@@ -111,6 +117,18 @@ impl CutWork {
     /// The last transaction in which a snapshot was deleted, since the volume was opened.
     pub(super) fn last_deletion(&self) -> Generation {
         Generation(self.deleted_in.load(Ordering::Acquire))
+    }
+
+    /// Fails if one transaction can't have so many dead runs.
+    pub(super) fn expect_few_dead_runs(&self, runs: u64) -> Result<()> {
+        let max = self.dead_runs_max.load(Ordering::Relaxed);
+        if runs > max { Err(Error::TooMuchAtOnce) } else { Ok(()) }
+    }
+
+    /// Limits them further.
+    #[cfg(test)]
+    pub(super) fn set_dead_runs_max(&self, runs: u64) {
+        self.dead_runs_max.store(runs, Ordering::Relaxed);
     }
 
     pub(super) fn is_any_wanted(&self) -> bool {
