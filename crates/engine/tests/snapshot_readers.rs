@@ -2,11 +2,12 @@
 //! until the test lets it go on. If anything waited for the reader, the test would never end.
 mod small_volume;
 
-use cairn_blockdev::{BlockDevice, DeviceError, MemoryDevice, forward_to_device};
+use cairn_blockdev::{BlockDevice, DeviceError, Operation, SimulatedDevice, forward_to_device};
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Error, InodeId, Volume, VolumeOptions, Winner};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
-use small_volume::{DIRECTORY, device, put};
+use small_volume::{DIRECTORY, put};
 use std::sync::Arc;
 use std::thread;
 
@@ -25,7 +26,7 @@ enum Stop {
 
 /// A device in memory that stops a read.
 struct Stopping {
-    device: Arc<MemoryDevice>,
+    device: Arc<SimulatedDevice>,
     stop: Mutex<Stop>,
     changed: Condvar,
 }
@@ -72,8 +73,15 @@ struct Case {
 
 impl Case {
     fn new(background: bool) -> Self {
-        let memory = device();
-        let volume = small_volume::open(&memory, None);
+        Self::prepared(background, false)
+    }
+
+    /// With a fork of what `home` was before its snapshots, if `forked`.
+    fn prepared(background: bool, forked: bool) -> Self {
+        let memory = Arc::new(SimulatedDevice::new(64 << 20));
+        mkfs(&*memory, &MkfsOptions::default()).unwrap();
+        let options = VolumeOptions { background: false, ..VolumeOptions::default() };
+        let volume = Volume::open(memory.clone(), options).unwrap();
         let root = volume.root();
         let [home, other] = [&b"home"[..], b"other"]
             .map(|name| volume.create_subvolume(root, name, &DIRECTORY).unwrap().inode);
@@ -82,7 +90,9 @@ impl Case {
             put(&volume, home, &name(number), b"old");
         }
         put(&volume, other, b"big", &[1; BIG]);
-        volume.fork(home, root, b"fork").unwrap();
+        if forked {
+            volume.fork(home, root, b"fork").unwrap();
+        }
         let make = |snapshot: &[u8]| {
             for of in [home, other] {
                 volume.create_snapshot(of, snapshot).unwrap();
@@ -200,7 +210,6 @@ fn a_removal_waits_until_a_comparison_has_ended() {
         let case = Case::new(background);
         let [old, new] = [&b"old"[..], b"new"].map(|name| case.root_of(name));
         let root = case.volume.root();
-        case.volume.remove_subvolume(root, b"fork").unwrap();
         let (before, _) = case.used_and_left();
         let volume = case.volume.clone();
         let mut remover = None;
@@ -223,11 +232,39 @@ fn a_removal_waits_until_a_comparison_has_ended() {
     }
 }
 
+#[test]
+fn a_cleanup_that_cannot_read_is_tried_again() {
+    let case = Case::new(true);
+    let [old, new] = [&b"old"[..], b"new"].map(|name| case.root_of(name));
+    let found = case.during(
+        |volume| volume.differences(old, new),
+        || {
+            case.volume.delete_snapshot(case.id(), b"old").unwrap();
+            case.device.device.fail_when(|request| request.operation == Operation::Read);
+        },
+    );
+    assert!(found.is_err());
+    assert_eq!(case.used_and_left().1, 1);
+    let freed = |volume: &Volume| volume.statistics().snapshots.freed_runs;
+    assert_eq!(freed(&case.volume), 0);
+    case.device.device.clear_failures();
+    let mut commits = 0;
+    while case.used_and_left().1 > 0 {
+        commits += 1;
+        assert!(commits < 10, "it is not tried again");
+        // Without a change there is no commit.
+        put(&case.volume, case.home, commits.to_string().as_bytes(), b"");
+        case.volume.commit().unwrap();
+    }
+    assert!(freed(&case.volume) > 0);
+    case.volume.close().unwrap();
+}
+
 /// Somebody who finds the name of a temporary snapshot may delete it.
 #[test]
 fn an_application_ends_when_its_snapshot_is_deleted() {
     for background in [false, true] {
-        let case = Case::new(background);
+        let case = Case::prepared(background, true);
         let fork = case.volume.lookup(case.volume.root(), b"fork").unwrap().inode;
         let applied = case.during(
             |volume| volume.apply(fork, Winner::Neither),

@@ -98,10 +98,7 @@ impl Files {
 
     /// At mount: goes on with cleanups that were interrupted.
     pub(crate) fn resume_cleanups(&self) {
-        match self.store.with_cleanups() {
-            Ok(roots) => roots.into_iter().for_each(|root| self.queue_cleanup(root)),
-            Err(error) => tracing::warn!("what deleted snapshots had stays for now: {error}"),
-        }
+        self.store.with_cleanups().into_iter().for_each(|root| self.queue_cleanup(root));
     }
 
     /// Frees now what the cleanups of the subvolume with the root directory `root` name, as soon as
@@ -131,7 +128,7 @@ impl Files {
         Err(Error::NoSpace)
     }
 
-    /// Frees what the cleanups of a subvolume name. What can't be done stays for the next mount.
+    /// Frees what the cleanups of a subvolume name.
     pub(super) fn reap_dead_runs(&self, orphan: Orphan) {
         let unload = |snapshot| self.unload_unless_read(snapshot, orphan);
         let done = if self.store.options.background {
@@ -144,12 +141,6 @@ impl Files {
         } else {
             self.clean_up_hurried(orphan.number, unload)
         };
-        match done {
-            Ok(()) | Err(Error::Busy | Error::Aborted(_) | Error::Closed) => {}
-            Err(Error::NoSpace) => self.orphans.queue.postpone(orphan),
-            Err(error) => {
-                tracing::warn!("what a deleted snapshot had could not be freed: {error}");
-            }
-        }
+        self.note_freed_or_retry(orphan, done);
     }
 }

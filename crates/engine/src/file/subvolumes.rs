@@ -56,10 +56,7 @@ impl Files {
 
     /// At mount: goes on with removals that were interrupted.
     pub(crate) fn resume_subvolume_removals(&self) {
-        match self.store.dying_subvolumes() {
-            Ok(roots) => roots.into_iter().for_each(|root| self.queue_subvolume(root)),
-            Err(error) => tracing::warn!("subvolumes that are to be removed have to wait: {error}"),
-        }
+        self.store.dying_subvolumes().into_iter().for_each(|root| self.queue_subvolume(root));
     }
 
     /// The volume is being closed: removals of subvolumes are left to the next mount.
@@ -68,7 +65,7 @@ impl Files {
     }
 
     /// Removes what is in a subvolume that has lost its name; then what its origin had only for it,
-    /// and so on. What can't be done stays for the next mount.
+    /// and so on.
     pub(super) fn reap_subvolume(&self, orphan: Orphan) {
         let mut next = Some(orphan.number);
         while let Some(number) = next.take() {
@@ -77,15 +74,12 @@ impl Files {
                 is_interrupted: &|| self.orphans.queue.is_closing(),
                 unload: &|snapshot| self.unload_unless_read(snapshot, orphan),
             };
-            match self.unload_and_remove(number, &ending) {
-                Ok(Some(origin)) => {
-                    self.queue_cleanup(origin);
-                    next = Some(origin);
-                }
-                Ok(None) | Err(Error::Busy | Error::Aborted(_) | Error::Closed) => {}
-                Err(Error::NoSpace) => self.orphans.queue.postpone(orphan),
-                Err(error) => tracing::warn!("a subvolume could not be removed: {error}"),
+            let removed = self.unload_and_remove(number, &ending);
+            if let Ok(Some(origin)) = removed {
+                self.queue_cleanup(origin);
+                next = Some(origin);
             }
+            self.note_freed_or_retry(orphan, removed.map(drop));
         }
     }
 
