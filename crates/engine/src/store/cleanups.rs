@@ -242,3 +242,7 @@ impl Operation<'_> {
         Ok(())
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+#[path = "cleanups_tests.rs"]
+mod tests;

@@ -153,3 +153,35 @@ impl CutWork {
         self.wanted.lock().iter().any(is_it)
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    const ID: TreeId = TreeId(300);
+
+    fn waited(work: &CutWork) -> Vec<InodeId> {
+        let waited = std::cell::RefCell::new(Vec::new());
+        let unload = |root| {
+            waited.borrow_mut().push(root);
+            Ok(())
+        };
+        work.wait_for_readers(ID, unload).unwrap();
+        waited.into_inner()
+    }
+
+    #[test]
+    fn nobody_passes_readers_for_whom_another_one_waits() {
+        let (work, root) = (CutWork::new(), InodeId::root_of(7));
+        work.note_readers(ID, root);
+        work.note_readers(TreeId(301), InodeId::root_of(8));
+        let is_read = work.wait_for_readers(ID, |_| Err(Error::Busy));
+        assert!(matches!(is_read, Err(Error::Busy)));
+        let unload = |read| {
+            assert_eq!((read, waited(&work)), (root, vec![root]));
+            Ok(())
+        };
+        work.wait_for_readers(ID, unload).unwrap();
+        assert_eq!(waited(&work), []);
+    }
+}
