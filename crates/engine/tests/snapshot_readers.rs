@@ -45,6 +45,15 @@ impl Stopping {
     }
 }
 
+/// Lets the read go on, also after a panic.
+struct GoingOn<'a>(&'a Stopping);
+
+impl Drop for GoingOn<'_> {
+    fn drop(&mut self) {
+        self.0.set(Stop::No);
+    }
+}
+
 impl BlockDevice for Stopping {
     fn read(&self, at: u64, buffer: &mut [u8]) -> Result<(), DeviceError> {
         let mut stop = self.stop.lock();
@@ -149,8 +158,9 @@ impl Case {
         thread::scope(|scope| {
             let reader = scope.spawn(|| read(&self.volume));
             self.device.wait_until_stopped();
+            let going_on = GoingOn(&self.device);
             meanwhile();
-            self.device.set(Stop::No);
+            drop(going_on);
             reader.join().unwrap()
         })
     }

@@ -54,6 +54,10 @@ fn a_mount_goes_on_with_the_removals_that_it_can_read() {
         let mut operation = store.begin_for_subvolume(InodeId::ROOT, 0, Effort::Name).unwrap();
         let records = store.trees.lock_records();
         operation.note_unlogged_change();
+        // Only a snapshot of the second one would be left, of which the item is damaged.
+        let item = records.item(ids[1]).unwrap();
+        let item = SubvolumeItem { is_dying: false, is_headless: true, ..item };
+        records.put(&operation.change(), &store.superblock, ids[1], &item).unwrap();
         let damaged = Key::of_subvolume(ids[1], ItemKind::Snapshot, operation.generation());
         records.tree().unwrap().insert(&operation.change(), damaged, &[1, 2, 3]).unwrap();
         drop(records);
