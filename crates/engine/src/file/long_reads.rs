@@ -36,13 +36,35 @@ pub(crate) struct LongReads {
 }
 
 impl LongReads {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { state: Mutex::new(Rank::LEAF, State::default()), ended: Condvar::new() }
+    }
+
+    /// Somebody reads these, unless they have ended: that is to be asked next.
+    pub(crate) fn begin(&self, roots: &[InodeId]) {
+        self.state.lock().read.extend(roots);
+    }
+
+    /// One who read these has ended; what is to be done now.
+    pub(crate) fn end(&self, roots: &[InodeId]) -> Vec<Orphan> {
+        let mut state = self.state.lock();
+        for root in roots {
+            if let Some(at) = state.read.iter().position(|read| read == root) {
+                state.read.swap_remove(at);
+            }
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        let (waiting, due): (Vec<_>, Vec<_>) =
+            waiting.into_iter().partition(|(root, _)| state.is_read(*root));
+        state.waiting = waiting;
+        drop(state);
+        self.ended.notify_all();
+        due.into_iter().map(|(_, work)| work).collect()
     }
 
     /// Whether somebody reads the snapshot with this root directory, which has ended: then `work`
     /// is done later.
-    pub(super) fn postpones(&self, root: InodeId, work: Orphan) -> bool {
+    pub(crate) fn postpones(&self, root: InodeId, work: Orphan) -> bool {
         let mut state = self.state.lock();
         let is_read = state.is_read(root);
         if is_read && !state.waiting.contains(&(root, work)) {
@@ -52,7 +74,7 @@ impl LongReads {
     }
 
     /// Waits until nobody reads the snapshot with this root directory, which has ended.
-    pub(super) fn wait(&self, root: InodeId) {
+    pub(crate) fn wait(&self, root: InodeId) {
         let mut state = self.state.lock();
         while state.is_read(root) {
             self.ended.wait(&mut state);
@@ -68,20 +90,8 @@ pub(crate) struct LongRead<'a, const N: usize> {
 
 impl<const N: usize> Drop for LongRead<'_, N> {
     fn drop(&mut self) {
-        let reads = &self.files.long_reads;
-        let mut state = reads.state.lock();
-        for root in self.roots {
-            if let Some(at) = state.read.iter().position(|read| *read == root) {
-                state.read.swap_remove(at);
-            }
-        }
-        let waiting = std::mem::take(&mut state.waiting);
-        let (waiting, due) = waiting.into_iter().partition(|(root, _)| state.is_read(*root));
-        state.waiting = waiting;
-        drop(state);
-        reads.ended.notify_all();
-        let due: Vec<(InodeId, Orphan)> = due;
-        due.into_iter().for_each(|(_, work)| self.files.queue(work));
+        let due = self.files.long_reads.end(&self.roots);
+        due.into_iter().for_each(|work| self.files.queue(work));
     }
 }
 
@@ -96,7 +106,7 @@ impl Files {
         &self,
         roots: [InodeId; N],
     ) -> Result<LongRead<'_, N>> {
-        self.long_reads.state.lock().read.extend(roots);
+        self.long_reads.begin(&roots);
         let reading = LongRead { files: self, roots };
         roots.into_iter().try_for_each(|root| self.enter(root))?;
         Ok(reading)

@@ -19,7 +19,7 @@ mod forks;
 pub(crate) mod fsync;
 pub(crate) mod inode;
 pub(crate) mod locking;
-mod long_reads;
+pub(crate) mod long_reads;
 pub(crate) mod offsets;
 pub(crate) mod orphans;
 pub(crate) mod pages;
