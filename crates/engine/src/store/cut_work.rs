@@ -126,7 +126,7 @@ impl CutWork {
     }
 
     /// Limits them further.
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "shuttle")))]
     pub(super) fn set_dead_runs_max(&self, runs: u64) {
         self.dead_runs_max.store(runs, Ordering::Relaxed);
     }
