@@ -52,6 +52,8 @@ pub enum Error {
     NoSubvolume(u64),
     #[error("it is in use")]
     Busy,
+    #[error("it would change more than one transaction can")]
+    TooMuchAtOnce,
     #[error("no number is left for a subvolume: delete some, then mount the volume again")]
     TooManySubvolumes,
     /// The storage below the device is full, as far as this volume may use it.

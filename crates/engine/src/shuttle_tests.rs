@@ -1,6 +1,7 @@
 //! The transactions' state machine and the queue of removals under a scheduler that tries many
 //! interleavings: a lost wake-up shows as a deadlock, which the scheduler reports. Planned reads,
-//! the data cache, the births of dead lists and the names of snapshots have a file each.
+//! the data cache, the births of dead lists, the names of snapshots and their long reads have a file
+//! each.
 use crate::InodeId;
 use crate::file::removal_queue::{Orphan, RemovalQueue, Taken};
 use crate::store::transaction::{Commit, Transactions};
@@ -14,6 +15,8 @@ use std::sync::Arc;
 mod data_cache;
 #[path = "store/list_births_shuttle_tests.rs"]
 mod list_births;
+#[path = "file/long_reads_shuttle_tests.rs"]
+mod long_reads;
 #[path = "file/planned_read_shuttle_tests.rs"]
 mod planned_read;
 #[path = "store/trees/snapshot_names_shuttle_tests.rs"]

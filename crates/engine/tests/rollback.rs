@@ -2,8 +2,11 @@
 //! snapshots stay with the name.
 mod small_volume;
 
+use cairn_blockdev::MemoryDevice;
+use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{
-    Error, InodeId, RenameMode, Rollback, RollbackOptions, Volume, VolumeOptions, XattrMode,
+    Attributes, Error, InodeId, RenameMode, Rollback, RollbackOptions, Volume, VolumeOptions,
+    XattrMode,
 };
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use small_volume::{DIRECTORY, FIRST, device, get, open, open_with, put, used};
@@ -50,6 +53,46 @@ fn set_text(volume: &Volume, name: &[u8], text: &str) {
         }
         Err(_) => volume.forget(put(volume, root, b"file", text.as_bytes()), 1),
     }
+}
+
+/// With this seed, the hashes of two names are equal.
+const HASH_SEED: [u8; 16] = *b"equal name slots";
+const EQUAL: [&[u8]; 2] = [b"01b2c6ef", b"0220a9cb"];
+
+/// Between the first look at a name and the rollback, it is moved away and back, and another one
+/// with the same hash gets the place in the directory that it had.
+#[test]
+fn another_name_of_the_same_hash_stays() {
+    let device = Arc::new(MemoryDevice::new(64 << 20));
+    let options = MkfsOptions { hash_seed: Some(HASH_SEED), ..MkfsOptions::default() };
+    mkfs(&*device, &options).unwrap();
+    let volume = open(&device, None);
+    let (root, [name, other]) = (volume.root(), EQUAL);
+    let old = make(&volume, name);
+    let snapshot = volume.create_snapshot(old, b"then").unwrap().root;
+    let has_moved = AtomicBool::new(false);
+    let permits = |_: &Attributes| {
+        if !has_moved.swap(true, Ordering::Relaxed) {
+            volume.rename(root, name, root, b"away", RenameMode::Replace)?;
+            put(&volume, root, other, b"stays");
+            volume.rename(root, b"away", root, name, RenameMode::Replace)?;
+        }
+        Ok(())
+    };
+    let options = RollbackOptions { permits: &permits, carried: None };
+    let done = volume.rollback_with(root, name, snapshot, options).unwrap();
+    assert_eq!(find(&volume, name), done.root);
+    assert_eq!(find(&volume, &done.old_name), old);
+    assert_eq!(get(&volume, root, other).unwrap(), b"stays");
+    let mut names = 0;
+    volume
+        .read_directory(root, 0, &mut |_| {
+            names += 1;
+            true
+        })
+        .unwrap();
+    assert_eq!(names, 3);
+    volume.close().unwrap();
 }
 
 #[test]

@@ -130,12 +130,18 @@ impl Key {
     pub fn all_of_subvolume(subvolume: TreeId, kind: ItemKind) -> RangeInclusive<Key> {
         Self::all(InodeNumber(subvolume.0), kind)
     }
+    /// So many items can a transaction add to a dead list.
+    pub const DEAD_RUN_ITEMS_MAX: u64 = 1 << 16;
+
     /// Item number `count` that the transaction `generation` adds to the dead list `list`.
     ///
     /// # Panics
-    /// If `count` is 2^16 or more, or the generation 2^48 or more.
+    /// If `count` is [`Self::DEAD_RUN_ITEMS_MAX`] or more, or the generation 2^48 or more.
     pub fn dead_runs(list: u64, generation: Generation, count: u64) -> Self {
-        assert!(count < 1 << 16 && generation.0 < 1 << 48, "item {count} of {generation}");
+        assert!(
+            count < Self::DEAD_RUN_ITEMS_MAX && generation.0 < 1 << 48,
+            "item {count} of {generation}"
+        );
         Self { inode: list, kind: ItemKind::DeadRuns as u8, offset: generation.0 << 16 | count }
     }
     /// The extent item of `inode` whose first block is `block`.

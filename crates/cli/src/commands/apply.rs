@@ -291,6 +291,11 @@ fn explain(fork: &Path, error: MountError) -> anyhow::Error {
             "nothing was changed: the volume has no room for what would be new; {}",
             mount_error::MAKE_ROOM
         ),
+        Errno::FBIG => format!(
+            "nothing was changed: {fork} has changed more than can be applied at once; copy some of \
+             the files that have changed over those of the subvolume that it came from, with `cp \
+             -p`, and run it again"
+        ),
         Errno::MLINK => "nothing was changed: both are compared through temporary snapshots, and \
                          no number is left for one; delete some, then mount the volume again"
             .to_owned(),

@@ -19,6 +19,7 @@ mod forks;
 pub(crate) mod fsync;
 pub(crate) mod inode;
 pub(crate) mod locking;
+pub(crate) mod long_reads;
 pub(crate) mod offsets;
 pub(crate) mod orphans;
 pub(crate) mod pages;
@@ -46,6 +47,7 @@ use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use data_cache::DataCache;
 use inode::{DirtyInodes, Inode, InodeState, InodeTable};
+use long_reads::LongReads;
 use removal_queue::{Orphans, RemovalQueue};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -67,6 +69,7 @@ pub(crate) struct Files {
     dirty_throttle: DirtyThrottle,
     write_behind: WriteBehind,
     orphans: Orphans,
+    long_reads: LongReads,
 }
 
 impl Files {
@@ -86,6 +89,7 @@ impl Files {
             dirty_throttle: DirtyThrottle::new(),
             write_behind: WriteBehind::new(),
             orphans: Orphans::new(removals),
+            long_reads: LongReads::new(),
         }
     }
 

@@ -72,6 +72,33 @@ impl Files {
         self.store.space.retract(freed);
     }
 
+    /// Has it removed, at once if no thread of its own does that.
+    pub(super) fn queue(&self, orphan: Orphan) {
+        if self.store.options.background {
+            self.orphans.queue.push(orphan);
+        } else {
+            self.reap(orphan);
+        }
+    }
+
+    /// What deleted snapshots or subvolumes had was freed, or what became of it.
+    pub(super) fn note_freed_or_retry(&self, orphan: Orphan, done: Result<()>) {
+        match done {
+            Ok(()) => self.orphans.queue.note_done(orphan),
+            // Who reads it has it tried again when that ends.
+            Err(Error::Busy | Error::Aborted(_) | Error::Closed) => {}
+            Err(Error::NoSpace) => self.orphans.queue.postpone(orphan),
+            Err(error) => {
+                if self.orphans.queue.retry_later(orphan) {
+                    tracing::warn!(
+                        "what deleted snapshots or subvolumes had could not be freed, and is tried \
+                         again later: {error}"
+                    );
+                }
+            }
+        }
+    }
+
     pub(super) fn reap(&self, orphan: Orphan) {
         match orphan.removal {
             Removal::Subvolume => return self.reap_subvolume(orphan),

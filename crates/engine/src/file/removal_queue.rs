@@ -1,9 +1,11 @@
 //! The queue of inodes to remove, with the threads that remove them and those that wait for that.
 //!
 //! An inode *waits*, then a thread *removes* it, and then it is gone or, for lack of space,
-//! *postponed* until the next commit. The reaper removes, which sleeps while nothing waits, and
-//! reclaim, which takes what there is. Each kind of sleeper has a condition of its own,
-//! so that a wake-up meant for one never ends with another:
+//! *postponed* until the next commit. What only deleted snapshots or subvolumes had may *fail*,
+//! since a read does: it waits again after a commit, if it fails again after two more, and so on.
+//! The reaper removes, which sleeps while nothing waits, and reclaim, which takes what there is.
+//! Each kind of sleeper has a condition of its own, so that a wake-up meant for one never ends with
+//! another:
 //! - `work`: something waits. Only the reaper sleeps here; what reclaim has taken meanwhile it
 //!   finds gone, and sleeps on.
 //! - `idle`: nothing waits, and no thread removes. The thread that ends with the last one wakes.
@@ -38,7 +40,7 @@ impl Removal {
 }
 
 /// Something to remove.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Orphan {
     pub(crate) number: InodeId,
     /// Its blocks that were announced to the allocator.
@@ -53,12 +55,25 @@ impl Orphan {
     }
 }
 
+/// What failed is tried again after a commit, later after twice as many as before, at most so many.
+const PAUSE_MAX_COMMITS: u32 = 1 << 8;
+
+/// Something that could not be removed, though there was space.
+struct Failed {
+    orphan: Orphan,
+    /// Commits between the last try and the next one.
+    pause: u32,
+    /// Those that are left; none if it waits.
+    left: u32,
+}
+
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Orphan>,
     /// Could not be removed for lack of space; tried again after the next commit, and by reclaim
     /// before one.
     postponed: Vec<Orphan>,
+    failed: Vec<Failed>,
     /// Taken, and not done with.
     taken: usize,
     /// Threads that wait until it is idle.
@@ -120,6 +135,27 @@ impl RemovalQueue {
         self.state.lock().postponed.push(orphan);
     }
 
+    /// It has failed, and is to be tried again. Whether that is the first time.
+    pub(crate) fn retry_later(&self, orphan: Orphan) -> bool {
+        let mut state = self.state.lock();
+        match state.failed.iter_mut().find(|failed| failed.orphan == orphan) {
+            Some(failed) => {
+                failed.pause = (failed.pause * 2).min(PAUSE_MAX_COMMITS);
+                failed.left = failed.pause;
+                false
+            }
+            None => {
+                state.failed.push(Failed { orphan, pause: 1, left: 1 });
+                true
+            }
+        }
+    }
+
+    /// It has not failed.
+    pub(crate) fn note_done(&self, orphan: Orphan) {
+        self.state.lock().failed.retain(|failed| failed.orphan != orphan);
+    }
+
     /// The volume is being closed: subvolumes and dead runs, which may take long, are left to the
     /// next mount.
     pub(crate) fn close(&self) {
@@ -145,12 +181,19 @@ impl RemovalQueue {
         postponed.into_iter().map(|orphan| Taken { queue: self, orphan }).collect()
     }
 
-    /// After a commit there may be space for what had to be postponed.
+    /// After a commit there may be space for what had to be postponed, and it may be time to try
+    /// again what failed.
     pub(crate) fn retry_postponed(&self) {
         let mut state = self.state.lock();
-        if !state.postponed.is_empty() {
-            let postponed = std::mem::take(&mut state.postponed);
-            state.waiting.extend(postponed);
+        let mut again = std::mem::take(&mut state.postponed);
+        if !state.closing {
+            for failed in state.failed.iter_mut().filter(|failed| failed.left > 0) {
+                failed.left -= 1;
+                again.extend((failed.left == 0).then_some(failed.orphan));
+            }
+        }
+        if !again.is_empty() {
+            state.waiting.extend(again);
             self.work.notify_one();
         }
     }
@@ -251,5 +294,40 @@ impl Orphans {
     /// Whether a truncation of `inode` is unfinished since before the mount.
     pub(super) fn is_truncated(&self, inode: InodeId) -> bool {
         self.any_truncated.load(Ordering::Acquire) && self.truncated.lock().contains(&inode)
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    const CLEANUP: Orphan = Orphan { number: InodeId::ROOT, blocks: 0, removal: Removal::DeadRuns };
+
+    /// How many of these commits are followed by a try, which fails.
+    fn tries(queue: &RemovalQueue, commits: u32) -> u32 {
+        let mut tries = 0;
+        for _ in 0..commits {
+            queue.retry_postponed();
+            if let Some(taken) = queue.take() {
+                assert!(!queue.retry_later(taken.orphan));
+                tries += 1;
+            }
+            assert!(queue.take().is_none());
+        }
+        tries
+    }
+
+    #[test]
+    fn what_fails_is_tried_more_and_more_rarely() {
+        let queue = RemovalQueue::new();
+        assert!(queue.retry_later(CLEANUP), "it fails for the first time");
+        assert_eq!(tries(&queue, 1 + 2 + 4 + 8), 4);
+        let growing = 16 + 32 + 64 + 128;
+        assert_eq!(tries(&queue, growing + 3 * PAUSE_MAX_COMMITS), 4 + 3);
+        queue.note_done(CLEANUP);
+        assert_eq!(tries(&queue, 1000), 0);
+        assert!(queue.retry_later(CLEANUP));
+        queue.close();
+        assert_eq!(tries(&queue, 1000), 0, "the next mount goes on");
     }
 }

@@ -1,5 +1,5 @@
 //! Snapshots of subvolumes with files in use: what is in memory is written first, and leaves memory
-//! when a snapshot is deleted.
+//! before the blocks of a deleted snapshot become free. Its deletion waits for no reader.
 //!
 //! A snapshot must not keep an extent whose data never arrived. So if the log lost data meanwhile,
 //! which is dirty again then, the snapshot is deleted, and another one made.
@@ -84,9 +84,8 @@ impl Files {
         Ok(())
     }
 
-    /// What deleted snapshots have in memory goes, and later what they have on the device.
+    /// Has what deleted snapshots have in memory and on the device freed.
     pub(super) fn clear_up(&self, deleted: &[[InodeId; 2]]) {
-        deleted.iter().for_each(|[_, snapshot]| self.unload_subvolume(*snapshot));
         let mut roots: Vec<InodeId> = deleted.iter().map(|[root, _]| *root).collect();
         roots.dedup();
         roots.into_iter().for_each(|root| self.queue_cleanup(root));
@@ -94,28 +93,32 @@ impl Files {
 
     /// Has what the cleanups of a subvolume name freed.
     pub(super) fn queue_cleanup(&self, root: InodeId) {
-        let orphan = Orphan { number: root, blocks: 0, removal: Removal::DeadRuns };
-        if self.store.options.background {
-            self.orphans.queue.push(orphan);
-        } else {
-            self.reap(orphan);
-        }
+        self.queue(Orphan { number: root, blocks: 0, removal: Removal::DeadRuns });
     }
 
     /// At mount: goes on with cleanups that were interrupted.
     pub(crate) fn resume_cleanups(&self) {
-        match self.store.with_cleanups() {
-            Ok(roots) => roots.into_iter().for_each(|root| self.queue_cleanup(root)),
-            Err(error) => tracing::warn!("what deleted snapshots had stays for now: {error}"),
-        }
+        self.store.with_cleanups().into_iter().for_each(|root| self.queue_cleanup(root));
     }
 
-    /// Frees now what the cleanups of the subvolume with the root directory `root` name.
+    /// Frees now what the cleanups of the subvolume with the root directory `root` name, as soon as
+    /// nobody reads the deleted snapshots any more.
     pub(crate) fn finish_cleanups(&self, root: InodeId) -> Result<()> {
+        self.clean_up_hurried(root, |snapshot| {
+            self.long_reads.wait(snapshot);
+            self.unload_subvolume(snapshot);
+            Ok(())
+        })
+    }
+
+    fn clean_up_hurried(
+        &self,
+        root: InodeId,
+        unload: impl Fn(InodeId) -> Result<()>,
+    ) -> Result<()> {
         for _ in 0..TRIES {
             let is_closing = || self.orphans.queue.is_closing();
-            let unload = |snapshot| self.unload_subvolume(snapshot);
-            match self.store.clean_up(root, Pace::Hurried, is_closing, unload) {
+            match self.store.clean_up(root, Pace::Hurried, is_closing, &unload) {
                 // What was freed so far has to become durable first.
                 Err(Error::NoSpace) => self.store.commit()?,
                 Ok(()) if is_closing() => return Err(Error::Closed),
@@ -125,24 +128,19 @@ impl Files {
         Err(Error::NoSpace)
     }
 
-    /// Frees what the cleanups of a subvolume name. What can't be done stays for the next mount.
+    /// Frees what the cleanups of a subvolume name.
     pub(super) fn reap_dead_runs(&self, orphan: Orphan) {
+        let unload = |snapshot| self.unload_unless_read(snapshot, orphan);
         let done = if self.store.options.background {
             self.store.clean_up(
                 orphan.number,
                 self.store.leisurely(&|| self.orphans.queue.is_waited_for()),
                 || self.orphans.queue.is_closing(),
-                |snapshot| self.unload_subvolume(snapshot),
+                unload,
             )
         } else {
-            self.finish_cleanups(orphan.number)
+            self.clean_up_hurried(orphan.number, unload)
         };
-        match done {
-            Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
-            Err(Error::NoSpace) => self.orphans.queue.postpone(orphan),
-            Err(error) => {
-                tracing::warn!("what a deleted snapshot had could not be freed: {error}");
-            }
-        }
+        self.note_freed_or_retry(orphan, done);
     }
 }

@@ -51,20 +51,12 @@ impl Files {
 
     /// A subvolume has lost its name, durably: removes what is in it, or has it removed.
     pub(crate) fn queue_subvolume(&self, root: InodeId) {
-        let orphan = Orphan { number: root, blocks: 0, removal: Removal::Subvolume };
-        if self.store.options.background {
-            self.orphans.queue.push(orphan);
-        } else {
-            self.reap(orphan);
-        }
+        self.queue(Orphan { number: root, blocks: 0, removal: Removal::Subvolume });
     }
 
     /// At mount: goes on with removals that were interrupted.
     pub(crate) fn resume_subvolume_removals(&self) {
-        match self.store.dying_subvolumes() {
-            Ok(roots) => roots.into_iter().for_each(|root| self.queue_subvolume(root)),
-            Err(error) => tracing::warn!("subvolumes that are to be removed have to wait: {error}"),
-        }
+        self.store.dying_subvolumes().into_iter().for_each(|root| self.queue_subvolume(root));
     }
 
     /// The volume is being closed: removals of subvolumes are left to the next mount.
@@ -73,23 +65,21 @@ impl Files {
     }
 
     /// Removes what is in a subvolume that has lost its name; then what its origin had only for it,
-    /// and so on. What can't be done stays for the next mount.
+    /// and so on.
     pub(super) fn reap_subvolume(&self, orphan: Orphan) {
-        let ending = Ending {
-            is_interrupted: &|| self.orphans.queue.is_closing(),
-            unload: &|snapshot| self.unload_subvolume(snapshot),
-        };
         let mut next = Some(orphan.number);
         while let Some(number) = next.take() {
-            match self.unload_and_remove(number, &ending) {
-                Ok(Some(origin)) => {
-                    self.queue_cleanup(origin);
-                    next = Some(origin);
-                }
-                Ok(None) | Err(Error::Aborted(_) | Error::Closed) => {}
-                Err(Error::NoSpace) => self.orphans.queue.postpone(Orphan { number, ..orphan }),
-                Err(error) => tracing::warn!("a subvolume could not be removed: {error}"),
+            let orphan = Orphan { number, ..orphan };
+            let ending = Ending {
+                is_interrupted: &|| self.orphans.queue.is_closing(),
+                unload: &|snapshot| self.unload_unless_read(snapshot, orphan),
+            };
+            let removed = self.unload_and_remove(number, &ending);
+            if let Ok(Some(origin)) = removed {
+                self.queue_cleanup(origin);
+                next = Some(origin);
             }
+            self.note_freed_or_retry(orphan, removed.map(drop));
         }
     }
 
@@ -99,6 +89,18 @@ impl Files {
         }
         self.unload_subvolume(root);
         self.store.remove_subvolume(root, ending)
+    }
+
+    /// As [`Files::unload_subvolume`], of a deleted snapshot for `work`.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if somebody reads it for long: `work` is queued again when that has ended.
+    pub(super) fn unload_unless_read(&self, root: InodeId, work: Orphan) -> Result<()> {
+        if self.long_reads.postpones(root, work) {
+            return Err(Error::Busy);
+        }
+        self.unload_subvolume(root);
+        Ok(())
     }
 
     /// Its inodes leave memory with their dirty data, once those who use them have ended; nobody

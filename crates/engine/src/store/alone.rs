@@ -1,6 +1,6 @@
 //! An operation of any size, in a transaction that nobody else has joined any more, and its commit.
 //!
-//! 1. Space for it is reserved.
+//! 1. Space for it is reserved, unless more would die than one cut can write.
 //! 2. As for a commit, new joins wait, and the joined operations leave. Nothing changes a tree now.
 //! 3. The operation looks whether it may go on, and changes the tree. It may not fail once it has
 //!    begun to change: the volume would stop.
@@ -15,6 +15,8 @@
 use super::Store;
 use super::commit::Kind;
 use super::operation::{Effort, Operation};
+#[cfg(doc)]
+use crate::Error;
 use crate::{InodeId, Result};
 use cairn_btree::Tree;
 use cairn_space::Request;
@@ -35,6 +37,9 @@ impl Store {
     /// Has `work` change the tree of `inode`, alone, and commits. Nothing is committed if it fails
     /// or returns `None`; it has changed nothing then. `like` is a tree that does not change and
     /// has about as many nodes.
+    ///
+    /// # Errors
+    /// [`Error::TooMuchAtOnce`] if what dies may be too much for one transaction.
     pub(crate) fn alone<T>(
         &self,
         inode: InodeId,
@@ -45,12 +50,13 @@ impl Store {
         self.check_writable()?;
         let subvolume = self.trees.subvolume(inode)?;
         subvolume.check_writable()?;
-        let nodes_of = |tree: &Tree, existing: u64| {
+        let nodes_of = |tree: &Tree, existing: u64, dead: u64| {
             let joined = tree.worst_case_joined(size.items);
             let nodes = joined.min(Tree::worst_case_alone(existing, size.growing));
-            nodes + self.nodes_for_cut(size.items + nodes)
+            self.cut_work.expect_few_dead_runs(dead + size.items + nodes)?;
+            Result::Ok(nodes + self.nodes_for_cut(size.items + nodes))
         };
-        let mut nodes = nodes_of(like, like.count_nodes()? + SPARE_NODES);
+        let mut nodes = nodes_of(like, like.count_nodes()? + SPARE_NODES, 0)?;
         loop {
             let keeps = subvolume.tree().boundary().shared_until().0 > 0;
             let request = Request { data_blocks: 0, nodes };
@@ -58,7 +64,8 @@ impl Store {
             let running = self.transactions.generation();
             let Some(mut commit) = self.transactions.begin_commit(running)? else { continue };
             subvolume.check_alive()?;
-            let needed = nodes_of(subvolume.tree(), subvolume.tree().count_nodes()?);
+            let tree = subvolume.tree();
+            let needed = nodes_of(tree, tree.count_nodes()?, self.space.count_dead().runs)?;
             if needed > nodes {
                 // It grew meanwhile.
                 nodes = needed;
@@ -76,3 +83,7 @@ impl Store {
         }
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+#[path = "alone_tests.rs"]
+mod tests;

@@ -7,9 +7,7 @@
 use super::Store;
 use super::list_births::ItemBirths;
 use super::operation::Operation;
-#[cfg(doc)]
-use crate::Error;
-use crate::{InodeId, Result};
+use crate::{Error, InodeId, Result};
 use cairn_btree::Tree;
 use cairn_environment::clock::{self, Monotonic};
 use cairn_format::{DeadRun, Generation, ItemKind, Key, LogSeq, TreeId};
@@ -42,10 +40,19 @@ pub(crate) enum Pace<'a> {
 }
 
 impl Store {
-    /// Subvolumes of which dead runs are to be freed, by their root directories.
-    pub(crate) fn with_cleanups(&self) -> Result<Vec<InodeId>> {
-        let ids = self.trees.with_items(ItemKind::Cleanup)?.into_iter();
-        ids.map(|id| Ok(InodeId::root_of(self.trees.slot_for_work(id)?))).collect()
+    /// Subvolumes of which dead runs are to be freed, or of which that cannot be read, by their root
+    /// directories.
+    pub(crate) fn with_cleanups(&self) -> Vec<InodeId> {
+        if self.trees.dead_runs().is_none() {
+            return Vec::new();
+        }
+        let ids = self.trees.readable_records(&self.superblock).into_iter().map(|(id, _)| id);
+        let due = ids.filter(|id| self.trees.cleanups(*id).next().is_some());
+        let report = |error: &Error| {
+            tracing::warn!("what deleted snapshots had stays for now: {error}");
+        };
+        let slots = due.filter_map(|id| self.trees.slot_for_work(id).inspect_err(report).ok());
+        slots.map(InodeId::root_of).collect()
     }
 
     /// A pace beside which others are not slowed down much.
@@ -77,21 +84,21 @@ impl Store {
     /// `unload` waits for those who still read the snapshot with this root directory.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]: it is to be tried again after a commit.
+    /// [`Error::NoSpace`]: it is to be tried again after a commit. Those of `unload`.
     pub(crate) fn clean_up(
         &self,
         root: InodeId,
         mut pace: Pace<'_>,
         interrupted: impl Fn() -> bool,
-        unload: impl Fn(InodeId),
+        unload: impl Fn(InodeId) -> Result<()>,
     ) -> Result<()> {
         let id = self.trees.subvolume(root)?.id;
         'cleanups: while let Some((newest, cleanup)) = self.trees.cleanups(id).next().transpose()? {
-            self.cut_work.wait_for_readers(id, &unload);
             if self.transactions.generation() <= self.cut_work.last_deletion() {
                 // What died before the deletion enters the lists with the cut.
                 self.commit()?;
             }
+            self.cut_work.wait_for_readers(id, &unload)?;
             let births = cleanup.oldest.next()..=newest;
             let lists = self.trees.dead_lists_begun_in(id, cleanup.lists_from..cleanup.lists_to);
             let lists: Vec<_> = lists.collect::<Result<_>>()?;
@@ -235,3 +242,7 @@ impl Operation<'_> {
         Ok(())
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+#[path = "cleanups_tests.rs"]
+mod tests;

@@ -1,10 +1,12 @@
 //! What the next cut has to do about snapshots and forks, and the space for it.
 use super::trees::Place;
-use crate::{InodeId, Result};
+use crate::{Error, InodeId, Result};
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
-use cairn_format::{Generation, InodeNumber, Origin, SnapshotItem, SubvolumeItem, TreeId};
+use cairn_format::{
+    DeadRun, Generation, InodeNumber, Key, Origin, SnapshotItem, SubvolumeItem, TreeId,
+};
 use cairn_space::Reservation;
 use rustc_hash::FxHashSet;
 use std::sync::{Arc, OnceLock};
@@ -65,10 +67,12 @@ pub(crate) struct CutWork {
     /// For the dead runs that the cut writes; operations bring it.
     pub(super) room: Mutex<Option<Reservation>>,
     /// Root directories of deleted snapshots that somebody may still be reading, with their
-    /// subvolumes.
+    /// subvolumes. Nobody begins to read these.
     read: Mutex<Vec<(TreeId, InodeId)>>,
     /// The last transaction in which a snapshot was deleted.
     deleted_in: AtomicU64,
+    /// Dead runs that one transaction can have.
+    dead_runs_max: AtomicU64,
 }
 
 impl CutWork {
@@ -79,6 +83,8 @@ impl CutWork {
             room: Mutex::new(Rank::LEAF, None),
             read: Mutex::new(Rank::LEAF, Vec::new()),
             deleted_in: AtomicU64::new(0),
+            // All may be of one list.
+            dead_runs_max: AtomicU64::new(Key::DEAD_RUN_ITEMS_MAX * DeadRun::PER_ITEM as u64),
         }
     }
 
@@ -87,23 +93,42 @@ impl CutWork {
         self.deleted_in.fetch_max(running.0, Ordering::AcqRel);
     }
 
-    /// The snapshot of `id` with the root directory `root` is deleted; somebody may be reading it.
+    /// The snapshot of `id` with the root directory `root` has ended; somebody may be reading it.
     pub(super) fn note_readers(&self, id: TreeId, root: InodeId) {
         self.read.lock().push((id, root));
     }
 
     /// Has `unload` wait for those who still read deleted snapshots of `id`. Two threads may wait
     /// for the same: neither goes on before they have ended.
-    pub(super) fn wait_for_readers(&self, id: TreeId, unload: impl Fn(InodeId)) {
+    ///
+    /// The operations that deleted these snapshots have left: a snapshot is noted before that.
+    pub(super) fn wait_for_readers(
+        &self,
+        id: TreeId,
+        unload: impl Fn(InodeId) -> Result<()>,
+    ) -> Result<()> {
         let of_subvolume = |(of, root): &(TreeId, InodeId)| (*of == id).then_some(*root);
         let waited: FxHashSet<_> = self.read.lock().iter().filter_map(of_subvolume).collect();
-        waited.iter().copied().for_each(unload);
+        waited.iter().copied().try_for_each(unload)?;
         self.read.lock().retain(|(_, root)| !waited.contains(root));
+        Ok(())
     }
 
     /// The last transaction in which a snapshot was deleted, since the volume was opened.
     pub(super) fn last_deletion(&self) -> Generation {
         Generation(self.deleted_in.load(Ordering::Acquire))
+    }
+
+    /// Fails if one transaction can't have so many dead runs.
+    pub(super) fn expect_few_dead_runs(&self, runs: u64) -> Result<()> {
+        let max = self.dead_runs_max.load(Ordering::Relaxed);
+        if runs > max { Err(Error::TooMuchAtOnce) } else { Ok(()) }
+    }
+
+    /// Limits them further.
+    #[cfg(all(test, not(feature = "shuttle")))]
+    pub(super) fn set_dead_runs_max(&self, runs: u64) {
+        self.dead_runs_max.store(runs, Ordering::Relaxed);
     }
 
     pub(super) fn is_any_wanted(&self) -> bool {
@@ -126,5 +151,40 @@ impl CutWork {
             wanted.subvolume == subvolume && name.is_none_or(|name| wanted.item.name == name)
         };
         self.wanted.lock().iter().any(is_it)
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    const ID: TreeId = TreeId(300);
+
+    fn waited(work: &CutWork) -> Vec<InodeId> {
+        let waited = std::cell::RefCell::new(Vec::new());
+        let unload = |root| {
+            waited.borrow_mut().push(root);
+            Ok(())
+        };
+        work.wait_for_readers(ID, unload).unwrap();
+        waited.into_inner()
+    }
+
+    #[test]
+    fn nobody_passes_readers_for_whom_another_one_waits() {
+        let (work, root) = (CutWork::new(), InodeId::root_of(7));
+        work.note_readers(ID, root);
+        work.note_readers(TreeId(301), InodeId::root_of(8));
+        let unload = |read| {
+            assert_eq!((read, waited(&work)), (root, vec![root]));
+            Ok(())
+        };
+        work.wait_for_readers(ID, unload).unwrap();
+        assert_eq!(waited(&work), []);
+        // Who can't wait leaves them to the next one.
+        work.note_readers(ID, root);
+        let is_read = work.wait_for_readers(ID, |_| Err(Error::Busy));
+        assert!(matches!(is_read, Err(Error::Busy)));
+        assert_eq!(waited(&work), [root]);
     }
 }

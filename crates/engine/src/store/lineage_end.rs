@@ -50,8 +50,8 @@ use cairn_format::{
 pub(crate) struct Ending<'f> {
     /// Whether the volume is being closed: the next mount goes on.
     pub(crate) is_interrupted: &'f dyn Fn() -> bool,
-    /// Waits for those who still read the snapshot with this root directory.
-    pub(crate) unload: &'f dyn Fn(InodeId),
+    /// Waits for those who still read the snapshot with this root directory, or fails.
+    pub(crate) unload: &'f dyn Fn(InodeId) -> Result<()>,
 }
 
 impl Store {
@@ -82,7 +82,7 @@ impl Store {
     /// the root directory of its origin, where there may be something to do now.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]: it is to be tried again after a commit.
+    /// [`Error::NoSpace`]: it is to be tried again after a commit. Those of [`Ending::unload`].
     pub(super) fn end_lineage(
         &self,
         subvolume: &Subvolume,
@@ -149,7 +149,7 @@ impl Store {
         if self.transactions.generation() <= self.cut_work.last_deletion() {
             self.commit()?;
         }
-        self.cut_work.wait_for_readers(id, ending.unload);
+        self.cut_work.wait_for_readers(id, ending.unload)?;
         if !self.discard_lists(id, ending)? {
             return Ok(false);
         }

@@ -418,8 +418,6 @@ impl Operation<'_> {
         let has_forks = store.has_forks(&records, Origin { subvolume: id, generation })?;
         let root = InodeId::root_of(store.trees.know_snapshot(id, generation, item.number));
         let roots = [InodeId::root_of(store.trees.slot_for_work(id)?), root];
-        // Before a thread that frees its blocks can come to it.
-        store.cut_work.note_readers(id, root);
         let snapshot = Named { subvolume: id, made: generation, name: &item.name };
         records.while_deleting(snapshot, || {
             if !has_forks {
@@ -434,6 +432,8 @@ impl Operation<'_> {
         })?;
         // Not before a change has failed: it is as it was then.
         store.trees.subvolume(root)?.end();
+        // Who frees its blocks waits for this operation before.
+        store.cut_work.note_readers(id, root);
         Ok(roots)
     }
 

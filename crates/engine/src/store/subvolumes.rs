@@ -26,7 +26,7 @@ use cairn_environment::random;
 use cairn_format::{
     Extent, FormatError, InodeItem, ItemKind, Key, Structure, SubvolumeItem, TreeId,
 };
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 /// What the tree of subvolumes says of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,44 +85,43 @@ impl Store {
     }
 
     /// The root directories of the subvolumes that have lost their names before the volume was
-    /// opened, and of which something is to be removed.
-    pub(crate) fn dying_subvolumes(&self) -> Result<Vec<InodeId>> {
-        // A cut that asks for them does not have to read them.
-        self.trees.lock_records().know_relations()?;
-        let records = self.trees.all_records(&self.superblock)?;
-        let (of, mut dying) = (self.being_removed(&records)?, Vec::new());
+    /// opened, and of which something is to be removed, or cannot be read.
+    pub(crate) fn dying_subvolumes(&self) -> Vec<InodeId> {
+        // A cut that asks for them does not have to read them. After damage it tries again.
+        let _ = self.trees.lock_records().know_relations();
+        let records = self.trees.readable_records(&self.superblock);
+        let (origins, mut dying) = (origins_of(&records), Vec::new());
         for (id, item) in records.into_iter().filter(|(_, item)| item.is_nameless()) {
-            let slot = self.trees.slot_for_work(id)?;
-            if !item.is_headless {
-                self.trees.open_slot(slot, |_| Ok(()))?;
-            }
-            let root = InodeId::root_of(slot);
-            self.trees.subvolume(root)?.end();
-            if of.contains(&id) {
-                dying.push(root);
+            let ended = self.trees.slot_for_work(id).and_then(|slot| {
+                let root = InodeId::root_of(slot);
+                self.trees.subvolume(root)?.end();
+                Ok(root)
+            });
+            match ended {
+                Ok(root) if self.is_being_removed(id, &item, &origins).unwrap_or(true) => {
+                    dying.push(root);
+                }
+                Ok(_) => {}
+                Err(error) => tracing::warn!("subvolume {id} is not removed for now: {error}"),
             }
         }
-        Ok(dying)
+        dying
     }
 
-    /// Those of all subvolumes of which something is being removed, or is to be.
-    fn being_removed(&self, records: &[(TreeId, SubvolumeItem)]) -> Result<BTreeSet<TreeId>> {
-        let origins = records.iter().filter_map(|(_, item)| item.origin);
-        let origins: HashSet<_> =
-            origins.map(|origin| (origin.subvolume.0, origin.generation.0)).collect();
-        let mut found = BTreeSet::new();
-        for (id, item) in records.iter().filter(|(_, item)| item.is_nameless()) {
-            // Of one that another thread has just removed there is no snapshot.
-            let is_due = item.is_dying
-                || self
-                    .trees
-                    .newest_snapshot(*id)?
-                    .is_none_or(|(made, _)| !origins.contains(&(id.0, made.0)));
-            if is_due {
-                found.insert(*id);
-            }
+    /// Whether something is being removed, or is to be, of a subvolume without a name. `origins`
+    /// are those of all subvolumes.
+    fn is_being_removed(
+        &self,
+        id: TreeId,
+        item: &SubvolumeItem,
+        origins: &HashSet<(u64, u64)>,
+    ) -> Result<bool> {
+        if item.is_dying {
+            return Ok(true);
         }
-        Ok(found)
+        // Of one that another thread has just removed there is no snapshot.
+        let newest = self.trees.newest_snapshot(id)?;
+        Ok(newest.is_none_or(|(made, _)| !origins.contains(&(id.0, made.0))))
     }
 
     /// Steps 2 and 3 for the subvolume with the root directory `root`, unless the volume is being
@@ -139,6 +138,9 @@ impl Store {
         let subvolume = self.trees.subvolume(root)?;
         let item = self.trees.lock_records().find(subvolume.id)?;
         let Some(item) = item.filter(SubvolumeItem::is_nameless) else { return Ok(None) };
+        if !item.is_headless {
+            self.trees.open_slot(root.slot(), |_| Ok(()))?;
+        }
         if self.shares_blocks(subvolume.id, &item)? {
             return self.end_lineage(subvolume, ending);
         }
@@ -187,9 +189,9 @@ impl Store {
     pub(crate) fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
         let default = self.trees.default_subvolume();
         let records = self.trees.all_records(&self.superblock)?;
-        let (of, mut subvolumes) = (self.being_removed(&records)?, Vec::new());
+        let (origins, mut subvolumes) = (origins_of(&records), Vec::new());
         for (id, item) in records {
-            let is_dying = of.contains(&id);
+            let is_dying = item.is_nameless() && self.is_being_removed(id, &item, &origins)?;
             if self.trees.is_forming(id) || item.is_headless && !is_dying {
                 continue;
             }
@@ -208,6 +210,12 @@ impl Store {
         }
         Ok(subvolumes)
     }
+}
+
+/// Subvolumes and generations of the snapshots that forks came from.
+fn origins_of(records: &[(TreeId, SubvolumeItem)]) -> HashSet<(u64, u64)> {
+    let origins = records.iter().filter_map(|(_, item)| item.origin);
+    origins.map(|origin| (origin.subvolume.0, origin.generation.0)).collect()
 }
 
 impl Operation<'_> {
@@ -347,3 +355,7 @@ impl Operation<'_> {
         Ok(())
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+#[path = "subvolumes_tests.rs"]
+mod tests;

@@ -23,7 +23,7 @@ pub fn errno_of(error: &Error) -> Errno {
         Error::NoAttribute => Errno::NODATA,
         Error::InvalidArgument(_) => Errno::INVAL,
         Error::NotPermitted(_) => Errno::PERM,
-        Error::FileTooLarge(_) => Errno::FBIG,
+        Error::FileTooLarge(_) | Error::TooMuchAtOnce => Errno::FBIG,
         Error::TooManyLinks => Errno::MLINK,
         Error::OutOfRange => Errno::NXIO,
         Error::XattrTooLarge => Errno::TOOBIG,

@@ -297,6 +297,7 @@ pub(super) fn is_refusal(error: &Error) -> bool {
             | Error::Busy
             | Error::Stale
             | Error::FileTooLarge(_)
+            | Error::TooMuchAtOnce
             | Error::TooManyLinks
             | Error::OutOfRange
             | Error::XattrTooLarge

@@ -109,6 +109,8 @@ impl SideChanges {
         let mut changes = Self::default();
         for found in old.tree.differences(new.tree) {
             let found = found?;
+            old.expect_alive()?;
+            new.expect_alive()?;
             let value = found.left.as_ref().or(found.right.as_ref());
             if value.is_some_and(|value| is_own_attribute(&found.key, value, own)) {
                 continue;

@@ -14,8 +14,8 @@
 //! Files keep their inode numbers, so a second application finds nothing to do. Subvolumes that are
 //! nested in either are left out, and so is preallocated space.
 //!
-//! Lock discipline: the root directories of the snapshots are locked, shared, while the trees are
-//! compared, so that a deletion of one waits.
+//! Lock discipline: none is held, but by the operation. The snapshots are noted as being read: if
+//! somebody deletes one, this ends soon, and its nodes stay until then.
 mod changes;
 mod execute;
 mod merge;
@@ -103,17 +103,12 @@ impl Names {
         options: ApplyOptions<'_>,
     ) -> Result<Option<Apply>> {
         let base = Side { store: &self.store, tree: base, root: target };
-        let (sides, theirs, ours) = {
-            let [first, second] =
-                [fork.min(seen), fork.max(seen)].map(|root| self.files.inodes.get(root));
-            let _first = self.files.read_inode_in_use(&first)?;
-            let _second = self.files.read_inode_in_use(&second)?;
-            let side = |root| Side { store: &self.store, tree: self.store.trees.of(root), root };
-            let own = options.own_attribute;
-            let sides = Sides { base, fork: side(fork), origin: side(seen), began, own };
-            let theirs = SideChanges::between(base, sides.fork, own)?;
-            (sides, theirs, SideChanges::between(base, sides.origin, own)?)
-        };
+        let _reading = self.files.begin_long_read([fork, seen])?;
+        let side = |root| Side { store: &self.store, tree: self.store.trees.of(root), root };
+        let own = options.own_attribute;
+        let sides = Sides { base, fork: side(fork), origin: side(seen), began, own };
+        let theirs = SideChanges::between(base, sides.fork, own)?;
+        let ours = SideChanges::between(base, sides.origin, own)?;
         let changes = theirs.inodes.clone();
         let is_same = |number, their: &InodeChange, our: &InodeChange| {
             self.is_same_now(sides, number, their, our)

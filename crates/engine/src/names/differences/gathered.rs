@@ -36,6 +36,11 @@ pub(in crate::names) struct Side<'a> {
 }
 
 impl Side<'_> {
+    /// Fails once the subvolume has ended: who reads all of it looks from time to time.
+    pub(in crate::names) fn expect_alive(&self) -> Result<()> {
+        self.store.trees.subvolume(self.root)?.check_alive()
+    }
+
     /// What was decoded from an item of this tree.
     pub(in crate::names) fn of_item<T>(
         &self,
@@ -120,6 +125,8 @@ impl Gathered {
         let mut current = Current::default();
         for found in old.tree.differences(new.tree) {
             let found = found?;
+            old.expect_alive()?;
+            new.expect_alive()?;
             if found.key.inode != current.number.0 {
                 let number = InodeNumber(found.key.inode);
                 let before =

@@ -8,8 +8,8 @@
 //!
 //! Where damage hides a path, it is reported, and the rest is compared.
 //!
-//! Lock discipline: the root directories of both are locked, shared, while the trees are read. So
-//! the deletion of a snapshot waits before its nodes are freed.
+//! Lock discipline: none is held. Both are noted as being read (`long_reads.rs`): if one is deleted
+//! meanwhile, its nodes stay until this has ended, which it does soon.
 pub(super) mod gathered;
 pub(super) mod paths;
 
@@ -47,9 +47,7 @@ impl Names {
 
     /// As [`Names::compare`]; nothing changes either meanwhile.
     fn compare_unchanging(&self, old: InodeId, new: InodeId) -> Result<Compared> {
-        let [first, second] = [old.min(new), old.max(new)].map(|root| self.files.inodes.get(root));
-        let _first = self.files.read_inode_in_use(&first)?;
-        let _second = self.files.read_inode_in_use(&second)?;
+        let _reading = self.files.begin_long_read([old, new])?;
         let side = |root| Side { store: &self.store, tree: self.store.trees.of(root), root };
         let (old, new) = (side(old), side(new));
         let gathered = Gathered::new(old, new)?;

@@ -126,7 +126,7 @@ impl<'a> Paths<'a> {
         visit: &mut dyn FnMut(InodeNumber, &[u8]),
     ) -> Result<()> {
         let is_first = self.seen.insert(directory);
-        let mut damage: Option<(Key, FormatError)> = None;
+        let (mut damage, side): (Option<(Key, FormatError)>, _) = (None, self.side);
         let (tree, keys) = (self.side.tree, Key::all(directory, ItemKind::DirectoryEntry));
         tree.scan(keys, |key, value| {
             let named = DirectoryEntry::target_of(value)
@@ -144,8 +144,9 @@ impl<'a> Paths<'a> {
                 Ok((EntryTarget::Subvolume(_), _)) => {}
                 Err(error) => damage = Some((key, error)),
             }
-            damage.is_none()
+            damage.is_none() && side.expect_alive().is_ok()
         })?;
+        side.expect_alive()?;
         match damage {
             Some((key, error)) => self.side.of_item(&key, Err(error)),
             None => Ok(()),

@@ -327,4 +327,18 @@ impl Trees {
         }
         self.subvolume_items().collect()
     }
+
+    /// As [`Self::all_records`], of the subvolumes that can be read. The others are reported.
+    pub(in crate::store) fn readable_records(
+        &self,
+        superblock: &Superblock,
+    ) -> Vec<(TreeId, SubvolumeItem)> {
+        if self.records.get().is_none() {
+            return vec![(TREE_FILES, SubvolumeItem::first(superblock))];
+        }
+        let report = |error: &Error| {
+            tracing::warn!("what is left of removed subvolumes stays for now: {error}");
+        };
+        self.subvolume_items().filter_map(|item| item.inspect_err(report).ok()).collect()
+    }
 }
