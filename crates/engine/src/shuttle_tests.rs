@@ -1,7 +1,7 @@
 //! The transactions' state machine and the queue of removals under a scheduler that tries many
 //! interleavings: a lost wake-up shows as a deadlock, which the scheduler reports. Planned reads,
-//! the data cache, the births of dead lists, the names of snapshots and their long reads have a file
-//! each.
+//! the data cache, the births of dead lists, the names of snapshots and their long reads have a
+//! file each.
 use crate::InodeId;
 use crate::file::removal_queue::{Orphan, RemovalQueue, Taken};
 use crate::store::transaction::{Commit, Transactions};

@@ -7,9 +7,9 @@ use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Error, InodeId, Volume, VolumeOptions, Winner};
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
+use cairn_environment::thread;
 use small_volume::{DIRECTORY, put};
 use std::sync::Arc;
-use std::thread;
 
 /// So many that the trees have inner nodes.
 const FILES: u32 = 2000;
@@ -155,7 +155,7 @@ impl Case {
         meanwhile: impl FnOnce(),
     ) -> Result<T, Error> {
         self.device.set(Stop::Next);
-        thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let reader = scope.spawn(|| read(&self.volume));
             self.device.wait_until_stopped();
             let going_on = GoingOn(&self.device);
@@ -230,7 +230,7 @@ fn a_removal_waits_until_a_comparison_has_ended() {
                     case.volume.delete_snapshot(case.id(), name).unwrap();
                 }
                 let removal = move || volume.remove_subvolume(root, b"home");
-                remover = Some(cairn_environment::thread::spawn("remover", removal));
+                remover = Some(thread::spawn("remover", removal));
             },
         );
         assert!(matches!(found, Err(Error::Stale)), "{found:?}");

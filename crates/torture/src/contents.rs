@@ -219,8 +219,8 @@ pub fn pattern(tag: Tag, offset_bytes: u64, length_bytes: u64) -> Vec<u8> {
 
 /// A value of the extended attribute number `name`: `length_bytes` of test data.
 ///
-/// Values of every second attribute differ in one granule only, which is anywhere in them. Code that
-/// compares a part of a value takes one for the other.
+/// Values of every second attribute differ in one granule only, which is anywhere in them. Code
+/// that compares a part of a value takes one for the other.
 pub fn xattr_value(name: u8, tag: Tag, length_bytes: u64) -> Vec<u8> {
     if name.is_multiple_of(2) || length_bytes < 2 * GRANULE_BYTES {
         return pattern(tag, 0, length_bytes);

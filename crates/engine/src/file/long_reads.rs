@@ -9,9 +9,8 @@
 //! after it has. So the reader finds that it has ended, or is found.
 //!
 //! Lock discipline: a leaf, but for `wait`, which is called without locks.
-use super::Files;
 use super::removal_queue::Orphan;
-use crate::{InodeId, Result};
+use crate::InodeId;
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
 
@@ -79,36 +78,5 @@ impl LongReads {
         while state.is_read(root) {
             self.ended.wait(&mut state);
         }
-    }
-}
-
-/// As long as it lives, the nodes of these snapshots stay, also if they are deleted.
-pub(crate) struct LongRead<'a, const N: usize> {
-    files: &'a Files,
-    roots: [InodeId; N],
-}
-
-impl<const N: usize> Drop for LongRead<'_, N> {
-    fn drop(&mut self) {
-        let due = self.files.long_reads.end(&self.roots);
-        due.into_iter().for_each(|work| self.files.queue(work));
-    }
-}
-
-impl Files {
-    /// Begins to read the trees of the subvolumes with these root directories, which do not change.
-    /// The caller looks from time to time whether they still exist
-    /// ([`Side::expect_alive`](crate::names::differences::gathered::Side::expect_alive)).
-    ///
-    /// # Errors
-    /// [`Error::Stale`](crate::Error::Stale) if one has ended.
-    pub(crate) fn begin_long_read<const N: usize>(
-        &self,
-        roots: [InodeId; N],
-    ) -> Result<LongRead<'_, N>> {
-        self.long_reads.begin(&roots);
-        let reading = LongRead { files: self, roots };
-        roots.into_iter().try_for_each(|root| self.enter(root))?;
-        Ok(reading)
     }
 }

@@ -15,7 +15,36 @@ use cairn_format::Generation;
 /// Times that a snapshot is made anew because data was lost.
 const TRIES: usize = 8;
 
+/// As long as it lives, the nodes of these snapshots stay, also if they are deleted.
+pub(crate) struct LongRead<'a, const N: usize> {
+    files: &'a Files,
+    roots: [InodeId; N],
+}
+
+impl<const N: usize> Drop for LongRead<'_, N> {
+    fn drop(&mut self) {
+        let due = self.files.long_reads.end(&self.roots);
+        due.into_iter().for_each(|work| self.files.queue(work));
+    }
+}
+
 impl Files {
+    /// Begins to read the trees of the subvolumes with these root directories, which do not change.
+    /// The caller looks from time to time whether they still exist
+    /// ([`Side::expect_alive`](crate::names::differences::gathered::Side::expect_alive)).
+    ///
+    /// # Errors
+    /// [`Error::Stale`](crate::Error::Stale) if one has ended.
+    pub(crate) fn begin_long_read<const N: usize>(
+        &self,
+        roots: [InodeId; N],
+    ) -> Result<LongRead<'_, N>> {
+        self.long_reads.begin(&roots);
+        let reading = LongRead { files: self, roots };
+        roots.into_iter().try_for_each(|root| self.enter(root))?;
+        Ok(reading)
+    }
+
     /// Makes a snapshot of the subvolume with the root directory `root`.
     pub(crate) fn create_snapshot(&self, root: InodeId, name: &[u8]) -> Result<SnapshotInfo> {
         Ok(self.create_snapshots(&[(root, name)])?.remove(0))

@@ -40,8 +40,8 @@ pub(crate) enum Pace<'a> {
 }
 
 impl Store {
-    /// Subvolumes of which dead runs are to be freed, or of which that cannot be read, by their root
-    /// directories.
+    /// Subvolumes of which dead runs are to be freed, or of which that cannot be read, by their
+    /// root directories.
     pub(crate) fn with_cleanups(&self) -> Vec<InodeId> {
         if self.trees.dead_runs().is_none() {
             return Vec::new();

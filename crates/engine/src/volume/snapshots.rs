@@ -354,8 +354,8 @@ impl Volume {
     ///
     /// # Errors
     /// As of [`Volume::origin_of_fork`]; [`Error::Busy`] if the subvolume changes all the time;
-    /// [`Error::TooMuchAtOnce`], [`Error::NoSpace`]; the failure that stopped the volume; [`Error::Damaged`],
-    /// [`Error::Device`], [`Error::DataChecksum`].
+    /// [`Error::TooMuchAtOnce`], [`Error::NoSpace`]; the failure that stopped the volume;
+    /// [`Error::Damaged`], [`Error::Device`], [`Error::DataChecksum`].
     pub fn apply(&self, fork: InodeId, winner: Winner) -> Result<Apply> {
         self.apply_with(fork, ApplyOptions { winner, ..ApplyOptions::default() })
     }

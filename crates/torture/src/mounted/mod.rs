@@ -6,8 +6,8 @@
 //! - [`load`] (kill -9 and shutdowns), [`synced`], [`soak`], and [`vm`] with its [`guest`] are the
 //!   runs; a [`session`] is what they have in common: folder, progress, Ctrl-C, report.
 //! - [`differ`] compares a mount with another file system, call by call.
-//! - `server` is the mount, which `recovery` kills early; `stall` and `growth` look at it and at the
-//!   machine.
+//! - `server` is the mount, which `recovery` kills early; `stall` and `growth` look at it and at
+//!   the machine.
 //! - `workers` use the mount and remember what was acknowledged (`append`, `direct`, `label`,
 //!   `lineage`, `overwrite`, `replace`, `reshape`, `tree`), by means of `pattern`, `possible`,
 //!   `memory`, [`mapping`] and [`asynchronous`].
