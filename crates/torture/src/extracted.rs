@@ -33,15 +33,23 @@ const XATTR_BYTES_MAX: usize = 64 << 10;
 /// # Errors
 /// The first difference in words; there is no volume; the host has no room.
 pub(crate) fn compare(device: &dyn BlockDevice, engine: &View<'_>) -> Result<(), String> {
-    let folder = folder().map_err(|error| format!("no folder for an extraction: {error}"))?;
-    let report = extract(device, folder.path(), &AtomicBool::new(false), &mut |_| {})
-        .map_err(|error| format!("the extraction: {error}"))?;
+    let (folder, report) = extracted(device)?;
     expect_same(engine, folder.path(), &report)
 }
 
-/// A new folder, in memory where that is possible. Leaving removes it.
-pub(crate) fn folder() -> std::io::Result<TempDir> {
-    tempfile::tempdir_in(IN_MEMORY).or_else(|_| tempfile::tempdir())
+/// An extraction of the volume on `device`, in memory if there is room. Dropping the folder removes
+/// it.
+///
+/// # Errors
+/// There is no volume; the host has no room.
+fn extracted(device: &dyn BlockDevice) -> Result<(TempDir, ExtractReport), String> {
+    let into = |folder: std::io::Result<TempDir>| {
+        let folder = folder.map_err(|error| format!("no folder for an extraction: {error}"))?;
+        let report = extract(device, folder.path(), &AtomicBool::new(false), &mut |_| {})
+            .map_err(|error| format!("the extraction: {error}"))?;
+        Ok((folder, report))
+    };
+    into(tempfile::tempdir_in(IN_MEMORY)).or_else(|_| into(tempfile::tempdir()))
 }
 
 /// Compares what stands in `folder` with what the `engine` sees.
@@ -70,6 +78,7 @@ pub(crate) fn expect_same(
         children,
         refused: refused.collect(),
         is_root: rustix::process::geteuid().is_root(),
+        owns_all: report.owners_left_out == 0,
         files: HashMap::new(),
         owners: HashMap::new(),
     };
@@ -81,8 +90,10 @@ struct Comparison<'c> {
     children: BTreeMap<ObjectId, Vec<(&'c [u8], ObjectId)>>,
     /// What is not there as it was, and why.
     refused: Vec<(ObjectId, &'c str)>,
-    /// Whether the host sets all owners and all permissions.
+    /// Whether permissions forbid nothing.
     is_root: bool,
+    /// Whether the host has set all owners.
+    owns_all: bool,
     /// Device and inode of what is on the host.
     files: HashMap<ObjectId, (u64, u64)>,
     /// The reverse.
@@ -115,6 +126,11 @@ impl Comparison<'_> {
         if let Some((what, volume, host)) = self.attributes_differ(object, seen, &metadata) {
             return Err(format!("{what} of {shown}: the engine sees {volume}, extracted {host}"));
         }
+        match seen.attributes.file_type {
+            FileType::Regular => self.give_access(at, 0o600)?,
+            FileType::Directory => self.give_access(at, 0o700)?,
+            _ => {}
+        }
         self.expect_xattrs(at, object, seen).map_err(|problem| format!("{shown}: {problem}"))?;
         match seen.attributes.file_type {
             FileType::Symlink => {
@@ -134,7 +150,6 @@ impl Comparison<'_> {
     }
 
     fn directory(&mut self, at: &Path, path: &mut Vec<u8>, object: ObjectId) -> Result<(), String> {
-        self.give_access(at, 0o700)?;
         let failed = |error| format!("{}: {error}", at.display());
         let children = self.children.get(&object).cloned().unwrap_or_default();
         for entry in fs::read_dir(at).map_err(failed)? {
@@ -173,9 +188,7 @@ impl Comparison<'_> {
         }
         let owners = (metadata.uid(), metadata.gid());
         let wanted = (expected.uid, expected.gid);
-        // The number of nobody can't be set.
-        let can_own = self.is_root && wanted.0 != u32::MAX && wanted.1 != u32::MAX;
-        if can_own && owners != wanted {
+        if self.owns_all && owners != wanted {
             return differ("the owner", &wanted, &owners);
         }
         let mask = if owners == wanted { 0o7777 } else { 0o7777 & !SET_IDS };
@@ -262,7 +275,6 @@ impl Comparison<'_> {
                 false => Err("the engine can't read it, and the report says nothing".into()),
             };
         };
-        self.give_access(at, 0o600)?;
         let found = fs::read(at).map_err(|error| error.to_string())?;
         let mut from = 0;
         for (start, bytes) in ranges {

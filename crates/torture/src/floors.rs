@@ -99,7 +99,7 @@ impl Floors {
         },
         snapshot_images: 18,
         repaired: 1,
-        extracted: 4,
+        extracted: 1,
         planted: 40,
     };
     /// Of searches of workloads from a file, and of sequences that begin with a chosen step: these
