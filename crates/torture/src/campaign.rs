@@ -295,7 +295,8 @@ pub fn run(
         if options.sample.is_some() {
             // Few steps are about subvolumes: a sample may have none.
             let promises = &mut floors.promises;
-            (promises.subvolumes, promises.snapshots, promises.forks) = (0, 0, 0);
+            (promises.subvolumes, promises.snapshots) = (0, 0);
+            (promises.forks, promises.applied) = (0, 0);
             (floors.snapshot_images, floors.repaired) = (0, 0);
         }
         report.too_little = floors.too_little((runs, states), during_recovery, checked);

@@ -2,7 +2,7 @@
 //! random run meets too rarely, one test each.
 use cairn_blockdev::simulated::Fate;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
-use cairn_engine::{FileType, FsyncKind, NewInode, RenameMode, Volume, VolumeOptions};
+use cairn_engine::{FileType, FsyncKind, NewInode, RenameMode, SeekTarget, Volume, VolumeOptions};
 use cairn_environment::atomic::AtomicU64;
 use cairn_torture::files::{NEW_FILE, create, format, read_named};
 use cairn_torture::generator::Profile;
@@ -44,14 +44,14 @@ fn judged_after(change: impl FnOnce(&Volume)) -> Result<(), String> {
     judge(&volume, &histories, device.history_len())
 }
 
-/// The first regular file, not empty, of a client's, as directory, name and inode.
+/// The first regular file of a client's that begins with data, as directory, name and inode.
 fn some_file(volume: &Volume) -> (cairn_engine::InodeId, Vec<u8>, cairn_engine::InodeId) {
     let all = of_volume(volume, 10).expect("it is healthy");
     let is_file = |inode| {
         let attributes = volume.attributes(inode).expect("it exists");
         attributes.file_type == FileType::Regular
-            && attributes.size_bytes > 0
             && attributes.links == 1
+            && matches!(volume.seek(inode, 0, SeekTarget::Data), Ok(0))
     };
     let (path, (_, inode)) =
         all.names.iter().find(|(_, (_, inode))| is_file(*inode)).expect("the clients made files");
@@ -96,7 +96,8 @@ fn foreign_bytes_are_noticed() {
         let (.., inode) = some_file(volume);
         volume.write(inode, 0, b"X").expect("space");
     });
-    assert!(error.expect_err("a byte changed").contains("block 0 holds"));
+    let error = error.expect_err("a byte changed");
+    assert!(error.contains("block 0 holds"), "{error}");
 }
 
 #[test]
