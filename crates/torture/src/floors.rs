@@ -70,7 +70,7 @@ impl Floors {
         },
         snapshot_images: 500,
         repaired: 60,
-        extracted: 30,
+        extracted: 10,
         planted: 850,
     };
     /// Of searches of recorded runs (`cairn torture systematic`).
