@@ -118,9 +118,9 @@ impl<'a> Records<'a> {
     }
 
     fn look<T>(&self, look: impl Fn(&Relations) -> T) -> Result<T> {
-        if cfg!(debug_assertions)
+        // Not elsewhere: a tree that somebody has damaged on purpose may have an item twice.
+        if cfg!(test)
             && let Ok(read) = self.read_relations()
-            && self.items_are_found()
         {
             self.trees.relations.look(|known| assert_eq!(*known, read, "the items say others"));
         }
@@ -130,13 +130,6 @@ impl<'a> Records<'a> {
             }
             self.trees.relations.note_all(self.read_relations()?);
         }
-    }
-
-    /// Whether each item has its place: a damaged tree may list items that nobody finds or changes.
-    fn items_are_found(&self) -> bool {
-        self.trees.subvolume_items().all(|item| {
-            item.is_ok_and(|(id, item)| self.find(id).is_ok_and(|found| found == Some(item)))
-        })
     }
 
     fn read_relations(&self) -> Result<Relations> {

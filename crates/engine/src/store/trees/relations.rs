@@ -14,7 +14,7 @@
 //! - each item with an origin is in `forks`, also without a name, and nothing else is.
 //!
 //! Lock: a leaf, held for moments. Both states and changes need the lock of the tree of subvolumes,
-//! so items and what is known of them change as one. A debug build compares them.
+//! so items and what is known of them change as one. Unit tests compare them.
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_format::{Generation, InodeNumber, Origin, SubvolumeItem, TreeId};
