@@ -47,6 +47,9 @@ pub struct Profile {
     /// Extended attributes have any length up to 60 KiB: trees become deep, and attributes of many
     /// parts give way to short ones.
     pub large_xattrs: bool,
+    /// This percentage of operations on data goes on with the file of the one before, within two
+    /// blocks of its place.
+    pub near_percent: u64,
 }
 
 impl Profile {
@@ -64,6 +67,7 @@ impl Profile {
         snapshot_percent: 2,
         fork_percent: 2,
         large_xattrs: false,
+        near_percent: 40,
     };
     /// For crash states: small, and with many points of durability.
     pub const CRASH: Profile = Profile {
@@ -72,6 +76,7 @@ impl Profile {
         extremes: false,
         crashes: true,
         scatter_percent: 0,
+        near_percent: 25,
         ..Profile::PLAIN
     };
     /// For crash states in which a small log wraps around and is full.
@@ -99,6 +104,7 @@ impl Profile {
             snapshot_percent: pick(&[0, 0, 3, 8, 20]),
             fork_percent: pick(&[0, 0, 2, 6, 15]),
             large_xattrs: pick(&[0, 0, 1]) == 1,
+            near_percent: pick(&[0, 30, 60, 90]),
             ..self
         }
     }
@@ -111,6 +117,8 @@ pub struct Generator {
     profile: Profile,
     /// An early fork that was made just now.
     pub(crate) early_fork: Option<Path>,
+    /// Where the operation on data before this one was, in bytes.
+    last_place: Option<(Target, u64)>,
 }
 
 /// Seconds of a time, before or after the epoch.
@@ -128,7 +136,7 @@ pub(crate) enum Want {
 impl Generator {
     /// The source for `seed`.
     pub fn new(seed: u64, profile: Profile) -> Self {
-        Self { random: Seeded::new(seed), profile, early_fork: None }
+        Self { random: Seeded::new(seed), profile, early_fork: None, last_place: None }
     }
 
     pub(crate) fn name(&mut self) -> Name {
@@ -228,6 +236,31 @@ impl Generator {
         }
     }
 
+    /// A regular file, mostly, and an offset in bytes.
+    fn place(&mut self, model: &Model) -> (Target, u64) {
+        let place = self.near_last_place(model).unwrap_or_else(|| {
+            let target = self.target(model, Want::Regular);
+            let offset_bytes = self.offset(Self::size_of(model, &target));
+            (target, offset_bytes)
+        });
+        self.last_place = Some(place.clone());
+        place
+    }
+
+    fn near_last_place(&mut self, model: &Model) -> Option<(Target, u64)> {
+        if !self.random.chance(self.profile.near_percent, 100) {
+            return None;
+        }
+        let (target, last) = self.last_place.clone()?;
+        let node = model.node(model.target(&target).ok()?)?;
+        if node.contents().is_none() || last >= self.profile.file_bytes_max {
+            return None;
+        }
+        let block = (last / BLOCK_BYTES + self.random.below(5)).saturating_sub(2);
+        let within = [0, last % BLOCK_BYTES, self.random.below(BLOCK_BYTES)];
+        Some((target, block * BLOCK_BYTES + within[self.random.below(3) as usize]))
+    }
+
     fn length(&mut self) -> u64 {
         let largest = self.profile.file_bytes_max;
         match self.random.below(12) {
@@ -317,9 +350,8 @@ impl Generator {
     }
 
     fn on_data(&mut self, model: &Model, tag: Tag) -> Operation {
-        let target = self.target(model, Want::Regular);
-        let size = Self::size_of(model, &target);
-        let (offset_bytes, length_bytes) = (self.offset(size), self.length());
+        let (target, offset_bytes) = self.place(model);
+        let length_bytes = self.length();
         match self.random.below(20) {
             0..11 => {
                 Operation::Write { target, offset_bytes, length_bytes: length_bytes.max(1), tag }
