@@ -6,6 +6,7 @@ mod small_volume;
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
     AllocateMode, Difference, DifferenceKind, Error, InodeId, RenameMode, Volume, VolumeOptions,
+    XattrMode,
 };
 use small_volume::{DIRECTORY, FILE, FIRST, device, get, open, open_with, put, used};
 use std::sync::Arc;
@@ -86,6 +87,24 @@ fn a_fork_goes_its_own_way() {
             volume.close().unwrap();
         }
     }
+}
+
+#[test]
+fn what_is_told_of_a_fork_needs_no_opening() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+    volume.set_xattr(base, b"user.a", b"1", XattrMode::Create).unwrap();
+    volume.fork(base, root, b"fork").unwrap();
+    // Now the fork alone has the nodes of its origin.
+    put(&volume, base, b"new", b"");
+    volume.close().unwrap();
+    let volume = open(&device, None);
+    let told = volume.subvolumes_with_attribute(b"user.a").unwrap();
+    let mut values = told.iter().map(|(_, _, value)| value.as_slice());
+    assert!(told.len() == 2 && values.all(|value| value == b"1"), "{told:?}");
+    assert_eq!(volume.statistics().failures.count(), 0);
 }
 
 #[test]

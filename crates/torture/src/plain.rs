@@ -5,7 +5,7 @@ use crate::crash::expect_clean;
 use crate::files::mkfs_options;
 use crate::generator::{Generator, Profile};
 use crate::model::{Layout, Model, NodeId};
-use crate::operation::{Operation, listing};
+use crate::operation::{Operation, listing, xattr_name};
 use crate::runner::{Runner, make_bases};
 use crate::snapshot::{
     FullPath, Snapshot, differences, hash, of_model, of_snapshot, of_volume, show,
@@ -305,6 +305,8 @@ fn try_perform(
             remount(&mut runner, &mut model, volume, &*device)
                 .map_err(|error| format!("after operation {index}: {error}"))?;
             volume = open()?;
+            compare_unopened(&volume)
+                .map_err(|error| format!("remounted after operation {index}: {error}"))?;
             runner = start(&volume)?;
             compare_files(&volume, &model, true, &mut lives)
                 .map_err(|error| format!("remounted after operation {index}: {error}"))?;
@@ -326,8 +328,35 @@ fn remount(
     for handle in model.handles() {
         let _ = model.apply(&Operation::Close { handle });
     }
+    let failures = volume.statistics().failures;
+    if failures.count() > 0 {
+        return Err(format!("nothing has failed, but the volume counts {failures:?}"));
+    }
     volume.close().map_err(|error| format!("closing: {error}"))?;
     expect_clean(device).map(|_| ())
+}
+
+/// What is told of subvolumes that nobody has opened yet must be what is found in them.
+fn compare_unopened(volume: &Volume) -> Result<(), String> {
+    for name in (0..3).map(xattr_name) {
+        let told = volume.subvolumes_with_attribute(&name).map_err(|error| error.to_string())?;
+        let told: BTreeMap<_, _> =
+            told.into_iter().map(|(id, root, value)| (id, (root, value))).collect();
+        for one in volume.subvolumes().map_err(|error| error.to_string())? {
+            let Ok(root) = volume.root_of_subvolume(one.id) else { continue };
+            let Ok(value) = volume.get_xattr(root, &name) else { continue };
+            let is_whole = told.get(&one.id).map(|told| *told == (root, value.clone()));
+            // A long value is not told.
+            if is_whole == Some(false) || is_whole.is_none() && value.len() < 100 && !one.is_dying {
+                let name = String::from_utf8_lossy(&name);
+                return Err(format!(
+                    "before it was opened, subvolume {} had another {name}",
+                    one.id
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Performs `count` random operations on a new volume; a list that fails is made shorter before it

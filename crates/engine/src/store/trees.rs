@@ -470,8 +470,10 @@ impl Trees {
             let _opening = self.opening.lock();
             if subvolume.files.get().is_none() {
                 // Nobody changes it.
-                let root = self.recorded_root(id)?;
-                return look(&Tree::open(self.cache.clone(), self.space.clone(), id, root));
+                let (root, origin) = (self.recorded_root(id)?, self.recorded_origin(id)?);
+                let boundary = Arc::new(Boundary::default().of_fork(origin));
+                let (cache, space) = (self.cache.clone(), self.space.clone());
+                return look(&Tree::open_shared(cache, space, id, root, boundary));
             }
         }
         look(subvolume.tree())

@@ -399,6 +399,11 @@ impl Run {
             cairn_fuse::statistics(self.server.mountpoint()).map_err(|error| error.to_string())?;
         let told: serde_json::Value =
             serde_json::from_str(&told).map_err(|error| error.to_string())?;
+        for kind in ["read_errors", "checksum_errors", "write_errors"] {
+            if told["failures"][kind].as_u64() != Some(0) {
+                return Err(format!("nothing has failed, but {}", told["failures"]));
+            }
+        }
         told["inodes_referenced"].as_u64().ok_or_else(|| "no number of references".to_owned())
     }
 }
