@@ -233,3 +233,56 @@ fn a_rollback_is_done_or_leaves_nothing() {
         readable_snapshots(volume);
     });
 }
+
+/// Neither a read of the request nor one of the removal stops the volume, also where no node stays
+/// in memory; the next mount ends what is left.
+#[test]
+fn a_subvolume_that_could_not_be_removed_is_whole_or_goes_later() {
+    let open = |device: &Arc<SimulatedDevice>, node_cache_bytes| {
+        let options =
+            VolumeOptions { background: false, node_cache_bytes, ..VolumeOptions::default() };
+        Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, options).unwrap()
+    };
+    for cache_bytes in [VolumeOptions::default().node_cache_bytes, 0] {
+        let mut failures = [0; 2];
+        for good in 0..READS_MAX {
+            let device = Arc::new(SimulatedDevice::new(64 << 20));
+            mkfs(&*device, &MkfsOptions::default()).unwrap();
+            let volume = open(&device, cache_bytes);
+            volume.create_subvolume(volume.root(), b"other", &DIRECTORY).unwrap();
+            let before = used(&volume);
+            let plain = volume.create_subvolume(volume.root(), b"plain", &DIRECTORY).unwrap().inode;
+            for number in 0..FILES {
+                put(&volume, plain, format!("file {number}").as_bytes(), b"old");
+            }
+            volume.close().unwrap();
+            let volume = open(&device, cache_bytes);
+            let failed = fail_one_read(&device, good);
+            let removed = volume.remove_subvolume(volume.root(), b"plain");
+            device.clear_failures();
+            let has_failed = failed.load(Ordering::Relaxed);
+            if let Err(error) = volume.sync().and_then(|()| volume.commit()) {
+                // A commit could not be made, for which some node has left memory.
+                assert!(cache_bytes == 0 && !error.to_string().contains("halfway"), "{error}");
+                drop(volume.close());
+                continue;
+            }
+            failures[usize::from(removed.is_ok())] += u32::from(has_failed);
+            match removed {
+                Ok(()) => assert!(matches!(find(&volume, b"plain"), Err(Error::NotFound))),
+                Err(_) => {
+                    expect_content(&volume, find(&volume, b"plain").unwrap(), b"old");
+                    volume.remove_subvolume(volume.root(), b"plain").unwrap();
+                }
+            }
+            volume.close().unwrap();
+            let volume = open(&device, cache_bytes);
+            assert_eq!(used(&volume), before, "read {good}");
+            volume.close().unwrap();
+            if !has_failed {
+                break;
+            }
+        }
+        assert!(failures.iter().all(|count| *count > 0), "{failures:?}");
+    }
+}
