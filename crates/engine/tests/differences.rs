@@ -395,6 +395,56 @@ fn volume_with_name(device: &Arc<MemoryDevice>, name: &[u8], other: &[u8]) -> bo
     found
 }
 
+/// Files with names so long that their entries fill several nodes.
+const LONG_NAMES: u32 = 300;
+
+/// What it hides is counted.
+#[test]
+fn a_directory_that_cannot_be_read_is_reported_once() {
+    const NODE_BYTES: usize = 16 * 1024;
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let prefix = [b'n'; 200];
+    let name = |n: u32| [&prefix[..], n.to_string().as_bytes()].concat();
+    let names: Vec<Vec<u8>> = (0..LONG_NAMES).map(name).collect();
+    let files: Vec<_> = names.iter().map(|name| put(&volume, root, name, b"old")).collect();
+    let old = snapshot(&volume, "old");
+    for file in files {
+        volume.write(file, 0, b"new").unwrap();
+    }
+    assert_eq!(lines(&volume, old, root).len(), names.len());
+    volume.close().unwrap();
+    let (mut page, mut reports) = (vec![0; NODE_BYTES], Vec::new());
+    for at in (0..device.length_bytes()).step_by(NODE_BYTES) {
+        device.read(at, &mut page).unwrap();
+        let has_name = |at: &usize| page[*at..].starts_with(&prefix) && page[at - 1] != b'n';
+        if !page.starts_with(b"CRNN")
+            || (1..NODE_BYTES - prefix.len()).filter(has_name).count() < 20
+        {
+            continue;
+        }
+        device.write(at, &[&vec![0; NODE_BYTES]]).unwrap();
+        let volume = open_with(&device, VolumeOptions { read_only: true, ..Default::default() });
+        let compared = volume
+            .snapshot_named(FIRST, b"old")
+            .and_then(|old| volume.compare(old.root, volume.root()));
+        // What is compared may stand in the node, too; or that is an earlier state of another one.
+        reports.extend(compared.into_iter().map(|compared| {
+            let damage: Vec<String> = compared.damage.iter().map(Error::to_string).collect();
+            (compared.differences.len(), damage)
+        }));
+        drop(volume.close());
+        device.write(at, &[&page]).unwrap();
+    }
+    reports.retain(|(_, damage)| !damage.is_empty());
+    assert!(!reports.is_empty(), "no node had names alone");
+    for (found, damage) in reports {
+        let hidden = format!("it and {} more", names.len() - found - 1);
+        assert!(damage.len() == 2 && damage[1].contains(&hidden), "{found} found, {damage:#?}");
+    }
+}
+
 /// What others do meanwhile neither fails a comparison nor appears in it as what it is not.
 #[test]
 fn a_subvolume_is_compared_while_it_changes_and_snapshots_go() {

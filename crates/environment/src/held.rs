@@ -15,8 +15,8 @@ pub(crate) use checked::{Held, RankTag};
 pub(crate) use unchecked::{Held, RankTag};
 
 /// Asserts, in debug builds, that the current thread may wait for an fsync group, a reservation or
-/// a transaction: it holds no lock but [`Rank::EXTENTS`], and the mutex of rank `waiting_on`, if
-/// any, whose condition it waits for.
+/// a transaction: it holds no lock but [`Rank::SCHEDULES`], [`Rank::EXTENTS`], and the mutex of rank
+/// `waiting_on`, if any, whose condition it waits for.
 ///
 /// ```
 /// cairn_environment::assert_may_block(None);
@@ -104,6 +104,9 @@ mod checked {
     shuttle::thread_local! {
         static HELD: RefCell<Vec<Entry>> = RefCell::new(Vec::new());
     }
+
+    /// The locks under which a thread may wait.
+    const MAY_BLOCK: [Rank; 2] = [Rank::SCHEDULES, Rank::EXTENTS];
 
     /// The rank as a lock stores it.
     #[derive(Clone, Copy)]
@@ -233,7 +236,7 @@ mod checked {
             held.borrow()
                 .iter()
                 .map(|entry| entry.rank)
-                .find(|rank| *rank != Rank::EXTENTS && Some(*rank) != waiting_on)
+                .find(|rank| !MAY_BLOCK.contains(rank) && Some(*rank) != waiting_on)
         });
         if let Ok(Some(rank)) = in_the_way {
             panic!(

@@ -245,14 +245,16 @@ mod order {
     }
 
     #[test]
-    fn blocking_is_allowed_under_extents_only() {
+    fn blocking_is_allowed_under_schedules_and_extents_only() {
+        let schedules = Mutex::new(Rank::SCHEDULES, ());
+        let outermost = schedules.lock();
         let (extents, inode) = (Mutex::new(Rank::EXTENTS, ()), Mutex::new(Rank::INODE, ()));
         let outer = extents.lock();
         assert_may_block(None);
         let inner = inode.lock();
         assert!(panic_of(|| assert_may_block(None)).contains("\"inode state\""));
         assert_may_block(Some(Rank::INODE));
-        drop((outer, inner));
+        drop((outermost, outer, inner));
     }
 
     #[test]

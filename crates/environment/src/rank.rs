@@ -24,6 +24,8 @@ pub struct Rank {
 }
 
 impl Rank {
+    /// The stored schedules of snapshots: one is changed at a time.
+    pub const SCHEDULES: Rank = Rank::single(5, "stored schedules");
     /// Which extents and dirty data an inode has; held while they are written out.
     pub const EXTENTS: Rank = Rank::single(10, "inode extents");
     /// State, number of participants and waiters of the transactions.
@@ -71,7 +73,8 @@ impl Rank {
     pub const LEAF: Rank = Rank::nested_rank(200, "leaf");
 
     /// Every rank, by ascending order.
-    pub const ALL: [Rank; 22] = [
+    pub const ALL: [Rank; 23] = [
+        Rank::SCHEDULES,
         Rank::EXTENTS,
         Rank::TRANSACTION,
         Rank::RENAME,

@@ -223,7 +223,8 @@ impl Store {
                 break formed.clone()?;
             }
         };
-        self.trees.slot_of(forming.id)?;
+        // Its item need not be read for that.
+        self.trees.put_in_slot(forming.id, forming.root.slot());
         Ok(formed)
     }
 

@@ -38,9 +38,7 @@ use super::cleanups::Pace;
 use super::cut_work::Source;
 use super::operation::Operation;
 use super::trees::{Records, Subvolume};
-#[cfg(doc)]
-use crate::Error;
-use crate::{InodeId, Result};
+use crate::{Error, InodeId, Result};
 use cairn_btree::{OwnNodes, Tree};
 use cairn_format::{
     DeadRun, Extent, Generation, ItemKind, Key, Origin, SnapshotItem, SubvolumeItem, TreeId,
@@ -94,12 +92,14 @@ impl Store {
         }
         loop {
             let done = self.end_parts(subvolume, ending);
-            if !matches!(done, Ok(None)) || (ending.is_interrupted)() {
+            // Who was waited for may have ended meanwhile, and wanted a turn for the last time.
+            let may_go_on = matches!(done, Ok(None) | Err(Error::Busy));
+            if !may_go_on || (ending.is_interrupted)() {
                 self.turns.give_up(id);
                 return done;
             }
             if self.turns.end(id) {
-                return Ok(None);
+                return done;
             }
         }
     }
@@ -324,3 +324,7 @@ impl Operation<'_> {
         if is_in_place_of_head { Ok(()) } else { self.drop_snapshot(records, origin.generation) }
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+#[path = "lineage_end_tests.rs"]
+mod tests;

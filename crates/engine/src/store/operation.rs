@@ -13,7 +13,7 @@ use crate::store::Store;
 use crate::store::transaction::Handle;
 use crate::store::trees::Subvolume;
 use crate::{Error, InodeId, Result};
-use cairn_btree::{Change, Tree};
+use cairn_btree::{Change, Tree, TreeError};
 use cairn_format::{
     BlockRange, DeadRun, DirectoryEntry, EntryFlags, EntryTarget, Extent, ExtentKind, FileBlock,
     Generation, InodeItem, ItemKind, Key, LogSeq,
@@ -346,6 +346,19 @@ impl<'v> Operation<'v> {
         if tree.remove_with(&change, &key, |_| ())?.is_some() {
             self.store.inode_count.note_gone(tree, &key);
             self.batch.delete(tree.id(), key);
+        }
+        Ok(())
+    }
+
+    /// Removes an item of the operation's tree, if it exists, without logging it. If a node can't be
+    /// read for that, nothing is changed.
+    pub(super) fn delete_unlogged(&mut self, key: &Key) -> Result<()> {
+        let removed = self.tree().remove_with(&self.change(), key, |_| ());
+        let is_unread =
+            matches!(removed, Err(TreeError::Device { .. } | TreeError::Damaged { .. }));
+        self.changed |= !is_unread;
+        if removed?.is_some() {
+            self.store.inode_count.note_gone(self.tree(), key);
         }
         Ok(())
     }

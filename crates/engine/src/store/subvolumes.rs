@@ -332,13 +332,15 @@ impl Operation<'_> {
             };
             gone.push((key, extent));
         }
+        // An item goes with its blocks. So where a node can't be read, those before it are gone, and
+        // the rest is as it was.
         for (key, extent) in gone {
-            self.delete(key)?;
+            self.delete_unlogged(&key)?;
             if let Some(extent) = extent {
                 self.free(&extent)?;
             }
+            self.leave_unlogged();
         }
-        self.leave_unlogged();
         Ok(finished)
     }
 

@@ -283,7 +283,7 @@ impl Trees {
         self.chunks.get(slot as usize / CHUNK)?.get()?.get(slot as usize % CHUNK)?.get()
     }
 
-    fn put_in_slot(&self, id: TreeId, slot: u32) -> &Subvolume {
+    pub(super) fn put_in_slot(&self, id: TreeId, slot: u32) -> &Subvolume {
         let subvolume = self.fill_slot(slot, Subvolume::new(id, slot, None));
         if subvolume.id == id && subvolume.snapshot.is_none() {
             self.slots.lock().insert(id.0, slot);

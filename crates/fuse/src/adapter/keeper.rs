@@ -9,7 +9,7 @@
 //! An automatic snapshot has what the server was given. What the kernel still holds, of mappings or
 //! with `writeback=on`, comes with a later one.
 //!
-//! Locks: none is held here.
+//! Locks: none is held here, but for that of stored schedules while one is changed.
 use super::VolumeHandler;
 use super::keeper_requests::{KeeperRequests, Woken};
 use super::snapshots::{delete_all, tell_kernel};
@@ -127,7 +127,8 @@ impl VolumeHandler {
         let Ok(snapshots) = self.volume.snapshots(old) else { return };
         let is_automatic = |info: &&SnapshotInfo| time_in_name(&info.name).is_some();
         let Some(last) = snapshots.iter().rev().find(is_automatic) else { return };
-        if let Err(error) = StoredSchedule::extend(&self.volume, root, old, last.generation) {
+        let (changes, inherited) = (&self.keeper.changes, (old, last.generation));
+        if let Err(error) = StoredSchedule::extend(changes, &self.volume, root, inherited) {
             tracing::warn!(
                 "an automatic snapshot, made during a rollback, stays until it is deleted: {error}"
             );

@@ -1,7 +1,8 @@
 //! What the thread that makes snapshots by schedules waits for: a time, a schedule that was set, or
 //! the end. The volume is not closed while the thread is at work.
 //!
-//! Lock discipline: the lock is a leaf, held for moments.
+//! Lock discipline: the lock of what it waits for is a leaf, held for moments.
+use super::stored_schedule::ScheduleChanges;
 use cairn_engine::InodeId;
 use cairn_environment::Rank;
 use cairn_environment::clock::{self, Monotonic};
@@ -36,6 +37,8 @@ impl Drop for KeeperWork<'_> {
 pub(super) struct KeeperRequests {
     state: Mutex<State>,
     changed: Condvar,
+    /// For what the thread and requests change of stored schedules.
+    pub(super) changes: ScheduleChanges,
 }
 
 /// Why a wait ended.
@@ -48,7 +51,11 @@ pub(super) enum Woken {
 
 impl KeeperRequests {
     pub(super) fn new() -> Self {
-        Self { state: Mutex::new(Rank::LEAF, State::default()), changed: Condvar::new() }
+        Self {
+            state: Mutex::new(Rank::LEAF, State::default()),
+            changed: Condvar::new(),
+            changes: ScheduleChanges::default(),
+        }
     }
 
     pub(super) fn note(&self, subvolume: u64, root: InodeId) {

@@ -2,10 +2,15 @@
 use super::super::subvolume_tests::{new_inode, new_subvolume, new_volume};
 use super::*;
 use cairn_engine::{FileType, RenameMode, RollbackOptions, Volume};
+use cairn_environment::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Seconds whose names are in use when a schedule wants one.
 const TAKEN: i64 = 120;
+/// Schedules that are set one after the other.
+const SETS: u32 = 1000;
+/// Threads that add to them meanwhile.
+const EXTENDING: u64 = 3;
 
 fn kept_by(root: InodeId, stored: StoredSchedule) -> Kept {
     let schedule = stored.text.parse().unwrap();
@@ -65,7 +70,7 @@ fn a_schedule_leaves_the_later_snapshots_of_a_predecessor_alone() {
     let make = |root, second| volume.create_snapshot(root, name_at(second).as_bytes()).unwrap();
     let before = make(old, 1000);
     let hourly = "every 1h keep 1x1h".parse().unwrap();
-    StoredSchedule::set(&volume, old, Some(&hourly)).unwrap();
+    StoredSchedule::set(&handler.keeper.changes, &volume, old, Some(&hourly)).unwrap();
     let new = rolled_back(&volume, b"home", &before);
     // Somebody goes on with what was rolled back.
     let later = [make(old, 2000).name, make(old, 3000).name];
@@ -94,12 +99,12 @@ fn a_schedule_leaves_the_snapshots_of_others_in_its_line_alone() {
     volume.rename(volume.root(), b"home", volume.root(), b"aside", RenameMode::Replace).unwrap();
     let old = b"home~before-rollback-1";
     volume.rename(volume.root(), old, volume.root(), b"home", RenameMode::Replace).unwrap();
-    StoredSchedule::set(&volume, first, Some(&hourly)).unwrap();
+    StoredSchedule::set(&handler.keeper.changes, &volume, first, Some(&hourly)).unwrap();
     let of_first = [make(first, 4000), make(first, 5000)];
     let third = rolled_back(&volume, b"home", &before);
     assert!(StoredSchedule::of(&volume, first).unwrap().is_none());
     // One that is set anew has the same snapshots.
-    StoredSchedule::set(&volume, third, Some(&hourly)).unwrap();
+    StoredSchedule::set(&handler.keeper.changes, &volume, third, Some(&hourly)).unwrap();
     let later = make(first, 6000);
     let stored = StoredSchedule::of(&volume, third).unwrap().unwrap();
     let mut schedule = kept_by(third, stored);
@@ -124,6 +129,42 @@ fn two_schedules_of_a_line_both_make_snapshots() {
     let mut schedule = kept(id_of(&volume, new), new, "every 1h keep 9x1h");
     assert!(handler.keep(id_of(&volume, new), &mut schedule, None) && !schedule.has_failed);
     assert_eq!(own(&volume, id_of(&volume, new)).len(), 1);
+    volume.close().unwrap();
+}
+
+/// While the keeper adds to what is stored, again and again.
+#[test]
+fn a_schedule_that_was_set_stays() {
+    let (_device, volume) = new_volume();
+    let handler = VolumeHandler::new(volume.clone(), false);
+    let home = new_subvolume(&volume, volume.root(), b"home");
+    let is_set = |schedule: Option<&Schedule>| {
+        StoredSchedule::set(&handler.keeper.changes, &volume, home, schedule).unwrap();
+        let stored = StoredSchedule::of(&volume, home).unwrap();
+        stored.map(|stored| stored.text) == schedule.map(Schedule::to_string)
+    };
+    let mut lost = None;
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for of in 0..EXTENDING {
+            let (handler, volume, is_done) = (&handler, &volume, &is_done);
+            scope.spawn(move || {
+                for up_to in 1.. {
+                    let changes = &handler.keeper.changes;
+                    StoredSchedule::extend(changes, volume, home, (of, up_to)).unwrap();
+                    if is_done.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            });
+        }
+        lost = (1..=SETS).find(|hours| {
+            let schedule = format!("every {hours}h keep 1x1h").parse().unwrap();
+            !is_set(Some(&schedule)) || hours % 8 == 0 && !is_set(None)
+        });
+        is_done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(lost, None, "what was set then is not stored");
     volume.close().unwrap();
 }
 

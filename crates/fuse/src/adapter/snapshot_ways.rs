@@ -4,12 +4,14 @@
 //! [`Volume::moves`] stays.
 //!
 //! Invariant: what is kept was read when `moves` had at least the number that is kept with it.
-//! Where something could not be read, nothing is kept: it may be readable the next time.
+//! Where something could not be read, nothing is kept: it may be readable the next time. That is
+//! counted before the ways are used.
 //!
 //! Lock: a leaf, for a moment; nothing is called under it.
 use super::Answer;
 use cairn_engine::{Error, InodeId, Volume};
 use cairn_environment::Rank;
+use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -68,12 +70,16 @@ fn leads_nowhere(error: &Error) -> bool {
     matches!(error, Error::NotFound | Error::Stale)
 }
 
-/// The ways that were found last, with the number of moves before.
-pub(super) struct KeptWays(Mutex<Option<(u64, Arc<Ways>)>>);
+/// The ways that were found last.
+pub(super) struct KeptWays {
+    /// With the number of moves before.
+    found: Mutex<Option<(u64, Arc<Ways>)>>,
+    failures: AtomicU64,
+}
 
 impl Default for KeptWays {
     fn default() -> Self {
-        Self(Mutex::new(Rank::LEAF, None))
+        Self { found: Mutex::new(Rank::LEAF, None), failures: AtomicU64::new(0) }
     }
 }
 
@@ -81,7 +87,7 @@ impl KeptWays {
     /// The ways of now.
     pub(super) fn of(&self, volume: &Volume) -> Answer<Arc<Ways>> {
         let moves = volume.moves();
-        if let Some((before, ways)) = &*self.0.lock()
+        if let Some((before, ways)) = &*self.found.lock()
             && *before == moves
         {
             return Ok(Arc::clone(ways));
@@ -89,9 +95,16 @@ impl KeptWays {
         let (ways, is_whole) = Ways::read(volume)?;
         let ways = Arc::new(ways);
         if is_whole {
-            *self.0.lock() = Some((moves, Arc::clone(&ways)));
+            *self.found.lock() = Some((moves, Arc::clone(&ways)));
+        } else {
+            self.failures.fetch_add(1, Ordering::AcqRel);
         }
         Ok(ways)
+    }
+
+    /// How often not all ways could be read.
+    pub(super) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Acquire)
     }
 }
 

@@ -90,7 +90,7 @@ pub(super) fn serve(
         Request::Keep { schedule } => {
             let schedule = schedule.as_deref().map(str::parse).transpose();
             let schedule: Option<Schedule> = schedule.map_err(|_| Errno::INVAL)?;
-            StoredSchedule::set(volume, directory, schedule.as_ref())?;
+            StoredSchedule::set(&keeper.changes, volume, directory, schedule.as_ref())?;
             reply.invalidate_attributes(directory.0);
             keeper.note(subvolume, directory);
         }

@@ -6,9 +6,15 @@
 //! the schedule goes over, and so do the snapshots that it has made: the id of each subvolume that
 //! had the place follows, and the generation of the last snapshot that it showed by then,
 //! `302<301@90<300@57 every 1h keep 24x1h`. What these make afterwards is their own.
+//!
+//! A user sets a schedule while the keeper adds to the one that was there. Lock: whoever changes a
+//! stored one holds [`Rank::SCHEDULES`] from the read until the other one is stored, and waits for
+//! the device after that.
 use super::Answer;
 use crate::schedule::Schedule;
 use cairn_engine::{Error, FsyncKind, InodeId, SnapshotInfo, Volume, XattrMode};
+use cairn_environment::Rank;
+use cairn_environment::lock::Mutex;
 use std::fmt;
 
 /// The name of the attribute.
@@ -16,6 +22,15 @@ pub(super) const SCHEDULE_ATTRIBUTE: &[u8] = b"system.cairn.keep";
 
 /// So many subvolumes that had the place are noted, the last ones.
 const PREDECESSORS_MAX: usize = 100;
+
+/// The lock for changes of the stored schedules of a volume.
+pub(super) struct ScheduleChanges(Mutex<()>);
+
+impl Default for ScheduleChanges {
+    fn default() -> Self {
+        Self(Mutex::new(Rank::SCHEDULES, ()))
+    }
+}
 
 /// Snapshots that a schedule has besides those of its subvolume: those of the subvolume `of` up to
 /// a generation.
@@ -64,7 +79,13 @@ impl StoredSchedule {
 
     /// Stores another schedule for the subvolume with this root directory, or none. It is durable
     /// then.
-    pub(super) fn set(volume: &Volume, root: InodeId, schedule: Option<&Schedule>) -> Answer<()> {
+    pub(super) fn set(
+        changes: &ScheduleChanges,
+        volume: &Volume,
+        root: InodeId,
+        schedule: Option<&Schedule>,
+    ) -> Answer<()> {
+        let changing = changes.0.lock();
         let stored = match schedule {
             Some(schedule) => {
                 let text = schedule.to_string();
@@ -81,6 +102,7 @@ impl StoredSchedule {
             },
         };
         stored?;
+        drop(changing);
         Ok(volume.fsync_blocking(root, FsyncKind::Full)?)
     }
 
@@ -100,7 +122,13 @@ impl StoredSchedule {
 
     /// Has the schedule that is stored for this root directory inherit the snapshots of `of`, whose
     /// place it has got, up to this generation at least.
-    pub(super) fn extend(volume: &Volume, root: InodeId, of: u64, up_to: u64) -> Result<(), Error> {
+    pub(super) fn extend(
+        changes: &ScheduleChanges,
+        volume: &Volume,
+        root: InodeId,
+        (of, up_to): (u64, u64),
+    ) -> Result<(), Error> {
+        let _changing = changes.0.lock();
         let Ok(Some(mut stored)) = Self::of(volume, root) else { return Ok(()) };
         match stored.inherited.iter_mut().find(|one| one.of == of) {
             Some(one) if one.up_to >= up_to => return Ok(()),
@@ -110,7 +138,7 @@ impl StoredSchedule {
         stored.inherited.truncate(PREDECESSORS_MAX);
         let value = stored.to_string();
         match volume.set_xattr(root, SCHEDULE_ATTRIBUTE, value.as_bytes(), XattrMode::Replace) {
-            // A user has just ended it.
+            // A rollback has just taken it along.
             Err(Error::NoAttribute) => Ok(()),
             set => set,
         }

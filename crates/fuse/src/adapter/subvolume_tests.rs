@@ -16,7 +16,7 @@ use std::sync::Arc;
 const SUPERUSER: u32 = 0;
 const USER: u32 = 1000;
 
-fn open(device: &Arc<SimulatedDevice>) -> Volume {
+pub(super) fn open(device: &Arc<SimulatedDevice>) -> Volume {
     Volume::open(device.clone(), VolumeOptions::default()).unwrap()
 }
 

@@ -253,9 +253,15 @@ impl Found {
                 self.push(&path, DifferenceKind::Changed(*changes));
             }
         }
-        nameless.into_iter().try_for_each(|number| {
-            damage.note(paths.damaged(number, "it has changed, and no directory has its name"))
-        })
+        // One directory that can't be read may have the names of many.
+        let Some(first) = nameless.first() else { return Ok(()) };
+        let problem = match nameless.len() - 1 {
+            0 => "it has changed, and no directory has its name".into(),
+            others => {
+                format!("it and {others} more have changed, and no directory has their names")
+            }
+        };
+        damage.note(paths.damaged(*first, &problem))
     }
 
     /// By path; of one path, what is gone comes first.
