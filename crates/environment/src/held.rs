@@ -15,8 +15,8 @@ pub(crate) use checked::{Held, RankTag};
 pub(crate) use unchecked::{Held, RankTag};
 
 /// Asserts, in debug builds, that the current thread may wait for an fsync group, a reservation or
-/// a transaction: it holds no lock but [`Rank::SCHEDULES`], [`Rank::EXTENTS`], and the mutex of rank
-/// `waiting_on`, if any, whose condition it waits for.
+/// a transaction: it holds no lock but [`Rank::SCHEDULES`], [`Rank::EXTENTS`], and the mutex of
+/// rank `waiting_on`, if any, whose condition it waits for.
 ///
 /// ```
 /// cairn_environment::assert_may_block(None);

@@ -350,8 +350,8 @@ impl<'v> Operation<'v> {
         Ok(())
     }
 
-    /// Removes an item of the operation's tree, if it exists, without logging it. If a node can't be
-    /// read for that, nothing is changed.
+    /// Removes an item of the operation's tree, if it exists, without logging it. If a node can't
+    /// be read for that, nothing is changed.
     pub(super) fn delete_unlogged(&mut self, key: &Key) -> Result<()> {
         let removed = self.tree().remove_with(&self.change(), key, |_| ());
         let is_unread =

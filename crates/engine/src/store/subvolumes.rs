@@ -332,8 +332,8 @@ impl Operation<'_> {
             };
             gone.push((key, extent));
         }
-        // An item goes with its blocks. So where a node can't be read, those before it are gone, and
-        // the rest is as it was.
+        // An item goes with its blocks. So where a node can't be read, those before it are gone,
+        // and the rest is as it was.
         for (key, extent) in gone {
             self.delete_unlogged(&key)?;
             if let Some(extent) = extent {
