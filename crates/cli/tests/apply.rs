@@ -6,6 +6,8 @@
 mod caches;
 #[path = "apply/conflicts.rs"]
 mod conflicts;
+#[path = "apply/lengths.rs"]
+mod lengths;
 #[path = "mounting/mounted.rs"]
 mod mounted;
 mod mounting;

@@ -2,10 +2,12 @@
 //!
 //! The server says which conflicts there are as text: of each a letter and its path.
 use crate::control::send_cached_data_of;
-use crate::directory_requests::{Request, Side, Subvolume, ask};
+use crate::directory_requests::{FileInDoubt, Request, Side, Subvolume, ask};
 use crate::error::MountError;
+use crate::kernel;
 use crate::path_text::{decode_path, decode_records, encode_path};
 use crate::subvolumes::{status_of_root, subvolume_at};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::path::Path;
 
@@ -80,11 +82,30 @@ pub fn apply(
     };
     let target = answer.subvolumes.pop().ok_or_else(other_build)?;
     if let Some(counts) = answer.applied {
+        have_lengths_asked_for(fork, &answer.in_doubt);
         return Ok(Application { target, outcome: Outcome::Applied(counts) });
     }
     let conflicts = answer.conflicts.as_deref().and_then(decode);
     let conflicts = conflicts.ok_or_else(other_build)?;
     Ok(Application { target, outcome: Outcome::Conflicts(conflicts) })
+}
+
+/// Has the kernel ask for the lengths of files that it may not know: it does so for stat(2), but
+/// not for an append. The server gets along with a kernel that does not know them.
+fn have_lengths_asked_for(mount: &Path, files: &[FileInDoubt]) {
+    let opened = rustix::fs::open(mount, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let Ok(directory) = opened else { return };
+    for FileInDoubt { inode, generation } in files {
+        // Only root may open it so; and the kernel may have forgotten it since.
+        match kernel::open_node(&directory, *inode, *generation) {
+            Ok(file) => {
+                let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+                let _ = rustix::fs::statx(file, "", flags, StatxFlags::SIZE);
+            }
+            Err(Errno::PERM) => return,
+            Err(_) => {}
+        }
+    }
 }
 
 const LETTERS: [(&str, ConflictKind); 6] = [

@@ -139,6 +139,14 @@ pub struct AppliedCounts {
     pub inodes: u64,
 }
 
+/// A file of which the kernel may not know the length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileInDoubt {
+    pub(crate) inode: u64,
+    /// The other part of its handle.
+    pub(crate) generation: u32,
+}
+
 /// What the server answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
@@ -159,6 +167,9 @@ pub(crate) struct Answer {
     pub(crate) rolled_back: Option<RolledBack>,
     #[serde(default)]
     pub(crate) applied: Option<AppliedCounts>,
+    /// Files of which the kernel may not know the length.
+    #[serde(default)]
+    pub(crate) in_doubt: Vec<FileInDoubt>,
     /// As [`crate::apply`] writes them.
     #[serde(default)]
     pub(crate) conflicts: Option<String>,
@@ -423,6 +434,7 @@ mod tests {
             schedule: Some("every 1h keep 1x1h".into()),
             rolled_back: Some(RolledBack { old_name: b"\xff".to_vec(), has_nested: true }),
             applied: Some(AppliedCounts { names: 1, inodes: u64::MAX }),
+            in_doubt: vec![FileInDoubt { inode: 1 << 60, generation: 7 }],
             conflicts: Some("B %ff;".into()),
         };
         let long = Answer { schedule: Some("x\0\n".repeat(PART_BYTES)), ..answer.clone() };

@@ -1,10 +1,10 @@
-//! System calls without a safe wrapper: cloning a FUSE device, setting up loop devices, Cairn's own
+//! System calls without a safe wrapper: cloning a FUSE device, file handles, loop devices, Cairn's own
 //! requests, the scheduling policy of a thread, and the files that child processes inherit.
 //!
 //! The crate's only module with `unsafe`, besides `kernel_ring`.
 #![allow(unsafe_code)]
 use crate::protocol::wire::TrimRange;
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::io;
 use rustix::ioctl::{self, Ioctl, IoctlOutput, NoArg, Opcode, Setter, Updater};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
@@ -165,6 +165,37 @@ pub fn request_shutdown(directory: impl AsFd, flush: bool) -> io::Result<()> {
         } else {
             ioctl::ioctl(directory, NoArg::<{ IOCTL_SHUTDOWN_DROP as Opcode }>::new())
         }
+    }
+}
+
+/// `struct file_handle` of a file of FUSE: `FILEID_INO64_GEN`, three words.
+#[repr(C)]
+struct FileHandle {
+    length_bytes: u32,
+    kind: i32,
+    node_high: u32,
+    node_low: u32,
+    generation: u32,
+}
+
+/// Opens a node of the mount of `directory`, as O_PATH does. The caller needs CAP_DAC_READ_SEARCH.
+pub fn open_node(directory: impl AsFd, node: u64, generation: u32) -> io::Result<OwnedFd> {
+    let mut handle = FileHandle {
+        length_bytes: 12,
+        kind: 0x81,
+        node_high: (node >> 32) as u32,
+        node_low: node as u32,
+        generation,
+    };
+    // SAFETY: the handle has as many bytes as it says, and is only read; the descriptor is new and
+    // has no other owner.
+    unsafe {
+        let opened = libc::open_by_handle_at(
+            directory.as_fd().as_raw_fd(),
+            (&raw mut handle).cast(),
+            libc::O_PATH | libc::O_CLOEXEC,
+        );
+        if opened < 0 { Err(last_error()) } else { Ok(OwnedFd::from_raw_fd(opened)) }
     }
 }
 

@@ -8,18 +8,21 @@
 //! Order: first the names, then the inodes. A lookup between the two brings attributes as they are
 //! now; those of an inode that the kernel knew before are asked for again when it is told of that.
 //!
+//! What the kernel takes for the length of a file needs more than that ([`super::lengths`]).
+//!
 //! With its writeback cache the kernel owns the length and times of a regular file, and takes none
 //! of the server. So it forgets these files (Linux 6.18). One that a program has open it can't
 //! forget: it learns a greater length, does not learn a smaller one, and forgets the file when that
 //! is closed.
+use super::lengths::{self, Lengths};
 use super::stored_schedule::SCHEDULE_ATTRIBUTE;
 use super::subvolumes::{described, tell_kernel};
 use super::{Answer, RequestFailure};
 use crate::apply;
-use crate::directory_requests::{self, AppliedCounts, Side};
+use crate::directory_requests::{self, AppliedCounts, FileInDoubt, Side};
 use crate::transport::{Notifier, Reply};
 use cairn_engine::{
-    Applied, Apply, ApplyOptions, Error, FileType, InodeId, Volume, Winner, is_name_before_rollback,
+    Applied, Apply, ApplyOptions, Error, InodeId, Volume, Winner, is_name_before_rollback,
 };
 use cairn_environment::{clock, thread};
 use rustix::io::Errno;
@@ -31,6 +34,7 @@ pub(super) struct Mount<'m> {
     pub(super) volume: &'m Volume,
     /// The kernel has a writeback cache.
     pub(super) writeback: bool,
+    pub(super) lengths: &'m Lengths,
 }
 
 /// Serves a request to the root directory of a fork, which may say who gets the changes. One side
@@ -62,11 +66,13 @@ pub(super) fn serve(
     let subvolumes = vec![described(mount.volume, id)?];
     let mut answer =
         directory_requests::Answer { subvolumes, ..directory_requests::Answer::default() };
+    let running = mount.lengths.begin_application();
     match mount.volume.apply_with(fork, options).map_err(or_no_origin)? {
         Apply::Done(applied) => {
             let (names, inodes) = (applied.names.len() as u64, applied.inodes.len() as u64);
             answer.applied = Some(AppliedCounts { names, inodes });
-            mount.have_kernel_forget(&applied, reply);
+            answer.in_doubt = mount.have_kernel_forget(&applied, reply);
+            running.note(&answer.in_doubt);
         }
         Apply::Conflicts(conflicts) => answer.conflicts = Some(apply::encode(&conflicts)),
     }
@@ -111,45 +117,36 @@ const PRUNED_TOGETHER: usize = 64;
 const PRUNE_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Mount<'_> {
-    /// Returns when the kernel knows nothing any more of what has changed.
-    fn have_kernel_forget(&self, applied: &Applied, reply: &Reply) {
+    /// Returns when the kernel knows nothing any more of what has changed, but for the lengths of
+    /// the files that are returned.
+    fn have_kernel_forget(&self, applied: &Applied, reply: &Reply) -> Vec<FileInDoubt> {
         for (directory, name) in &applied.names {
             tell_kernel(reply, *directory, name);
         }
-        let Some(notifier) = reply.notifier() else { return };
-        for inode in &applied.inodes {
-            notifier.invalidate_data(inode.0);
-        }
+        let Some(notifier) = reply.notifier() else { return Vec::new() };
+        let known = |inode: &&InodeId| notifier.invalidate_data(inode.0);
+        let known: Vec<InodeId> = applied.inodes.iter().filter(known).copied().collect();
         if !self.writeback {
-            return;
+            let tell = |inode| lengths::tell(self.volume, inode, &notifier);
+            return known.into_iter().filter_map(tell).collect();
         }
-        let sizes = applied.inodes.iter().filter_map(|inode| {
-            let file = self.volume.attributes(*inode).ok()?;
-            (file.file_type == FileType::Regular).then_some((inode.0, file.size_bytes))
-        });
+        let sizes = known
+            .iter()
+            .filter_map(|inode| Some((inode.0, lengths::length_of(self.volume, *inode)?)));
         let mut files: BTreeMap<u64, u64> = sizes.collect();
         let in_use = pruned(files.keys().copied().collect(), &notifier);
         if let Some(in_use) = &in_use {
             files.retain(|node, _| in_use.contains(node));
         }
         for (node, size_bytes) in files {
-            self.lengthen(node, size_bytes, &notifier);
+            lengths::lengthen(self.volume, InodeId(node), size_bytes, &notifier);
         }
         if let Some(in_use) = in_use.filter(|in_use| !in_use.is_empty()) {
             thread::spawn("cairn-prune", move || {
                 prune_when_unused(in_use.into_iter().collect(), &notifier);
             });
         }
-    }
-
-    /// Has the kernel take a length of a file that is greater than the one that it knows.
-    fn lengthen(&self, node: u64, size_bytes: u64, notifier: &Notifier) {
-        let mut last = [0];
-        if let Some(at) = size_bytes.checked_sub(1)
-            && matches!(self.volume.read_into(InodeId(node), at, &mut last), Ok(1))
-        {
-            notifier.store(node, at, &last);
-        }
+        Vec::new()
     }
 }
 

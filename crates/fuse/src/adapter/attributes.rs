@@ -48,7 +48,7 @@ pub fn attr_out(attributes: &Attributes) -> AttrOut {
 /// same as long as the inode exists. Inode numbers are reused only after a crash, for files that
 /// were never durable; those were made at another time. Those of a deleted snapshot are, too: there
 /// the transaction that made the snapshot counts. The kernel's own root has 0.
-fn handle_generation(attributes: &Attributes, snapshot: Option<u64>) -> u64 {
+pub fn handle_generation(attributes: &Attributes, snapshot: Option<u64>) -> u64 {
     if attributes.inode.0 == ROOT_NODE {
         return 0;
     }

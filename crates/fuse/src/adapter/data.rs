@@ -40,12 +40,20 @@ impl VolumeHandler {
             Operation::Read { offset_bytes, length_bytes } => {
                 self.read(node, offset_bytes, length_bytes, reply)
             }
-            Operation::Write { offset_bytes, data, flags } => {
-                let written = self.write(header, offset_bytes, data, flags, &reply);
+            Operation::Write { offset_bytes, data, flags, appends } => {
+                let end = (appends && !self.writeback)
+                    .then(|| self.lengths.end_for_append(node, offset_bytes, &self.volume))
+                    .flatten();
+                let at = end.unwrap_or(offset_bytes);
+                let written = self.write(header, at, data, flags, &reply);
                 if let Err(failure) = &written {
                     self.overdrawn.note(node, flags, failure.errno(), &self.volume, &reply);
                 }
+                let notifier = end.and_then(|_| reply.notifier());
                 answer(reply, written);
+                if let Some(notifier) = notifier {
+                    self.lengths.correct(node, notifier, &self.volume);
+                }
             }
             Operation::Fallocate { offset_bytes, length_bytes, mode } => {
                 let done = allocate_mode(mode).and_then(|mode| {

@@ -65,7 +65,7 @@ impl VolumeHandler {
         let asker = Asker::new(header, is_privileged);
         let (volume, directory) = (self.volume.clone(), InodeId(header.node));
         let (shown, keeper) = (Arc::clone(&self.snapshots), Arc::clone(&self.keeper));
-        let writeback = self.writeback;
+        let (writeback, lengths) = (self.writeback, self.lengths.clone());
         thread::spawn("cairn-subvolume", move || {
             let done = match &request {
                 Request::Snapshots(request) => {
@@ -76,13 +76,13 @@ impl VolumeHandler {
                     differences::serve(&volume, directory, new, *sent, is_privileged)
                 }
                 Request::Apply { winner } => {
-                    let mount = apply::Mount { volume: &volume, writeback };
+                    let mount = apply::Mount { volume: &volume, writeback, lengths: &lengths };
                     apply::serve(&mount, (directory, None), is_privileged, *winner, &reply)
                 }
                 Request::ApplyTo { target, winner } => {
-                    let (mount, target) =
-                        (apply::Mount { volume: &volume, writeback }, InodeId(*target));
-                    apply::serve(&mount, (directory, Some(target)), is_privileged, *winner, &reply)
+                    let mount = apply::Mount { volume: &volume, writeback, lengths: &lengths };
+                    let target = Some(InodeId(*target));
+                    apply::serve(&mount, (directory, target), is_privileged, *winner, &reply)
                 }
                 Request::Rollback { name, snapshot } => {
                     let mount = rollback::Mount { volume: &volume, shown: &shown, keeper: &keeper };

@@ -42,6 +42,7 @@ mod kept_answers;
 mod killed_programs_tests;
 #[cfg(test)]
 mod killed_tests;
+mod lengths;
 mod names;
 mod overdrawn;
 mod periodic;
@@ -67,6 +68,7 @@ pub use periodic::PeriodicCommit;
 
 use self::keeper_requests::KeeperRequests;
 use self::kept_answers::KeptAnswers;
+use self::lengths::Lengths;
 use self::overdrawn::Overdrawn;
 use self::requests::RequestCounters;
 use self::settle::WritesInWork;
@@ -128,6 +130,7 @@ pub struct VolumeHandler {
     writes: WritesInWork,
     requests: RequestCounters,
     overdrawn: Overdrawn,
+    lengths: Lengths,
     shutdown: ShutdownState,
     snapshots: Arc<SnapshotDirectories>,
     kept_answers: Arc<KeptAnswers>,
@@ -152,6 +155,7 @@ impl VolumeHandler {
             writes: WritesInWork::default(),
             requests: RequestCounters::default(),
             overdrawn: Overdrawn::default(),
+            lengths: Lengths::default(),
             shutdown: ShutdownState::default(),
             snapshots: Arc::default(),
             kept_answers: Arc::default(),
@@ -236,6 +240,7 @@ impl VolumeHandler {
         if node != ROOT_NODE && !is_made_up && count > 0 {
             self.volume.forget(InodeId(node), count);
             self.overdrawn.forgive(node);
+            self.lengths.forget(node);
         }
     }
 

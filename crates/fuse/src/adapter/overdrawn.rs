@@ -101,7 +101,9 @@ impl Overdrawn {
             if list.is_empty() {
                 return;
             }
-            in_snapshots.iter().for_each(|node| notifier.invalidate_data(*node));
+            for node in &in_snapshots {
+                notifier.invalidate_data(*node);
+            }
             if let Err(error) = notifier.prune(&list) {
                 if error == Errno::INVAL && !in_snapshots.is_empty() {
                     continue;

@@ -1,6 +1,7 @@
 //! Parses the bytes of a request into a [`Request`].
 use super::request::{ForgetList, Operation, Request, RequestHeader, WriteData};
 use super::wire::{self, InHeader, opcode};
+use rustix::fs::OFlags;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A request that cannot be parsed.
@@ -84,8 +85,17 @@ pub(crate) fn parse_write<'a>(
     let &InHeader { unique, opcode, .. } = header;
     let write: Parsed<wire::WriteIn> = RequestBody { now: structure, then: &[] }.structure();
     let write = write.map_err(|what| MalformedRequest { unique, opcode, what })?;
-    let operation = Operation::Write { offset_bytes: write.offset, data, flags: write.write_flags };
+    let operation = write_operation(write, data);
     Ok(Request { header: request_header(header), operation })
+}
+
+fn write_operation(write: wire::WriteIn, data: WriteData<'_>) -> Operation<'_> {
+    Operation::Write {
+        offset_bytes: write.offset,
+        data,
+        flags: write.write_flags,
+        appends: OFlags::from_bits_retain(write.flags).contains(OFlags::APPEND),
+    }
 }
 
 fn request_header(header: &InHeader) -> RequestHeader {
@@ -287,11 +297,7 @@ fn parse_data(number: u32, mut body: RequestBody<'_>) -> Parsed<Operation<'_>> {
         }
         opcode::WRITE => {
             let write: wire::WriteIn = body.structure()?;
-            Operation::Write {
-                offset_bytes: write.offset,
-                data: WriteData::Bytes(body.bytes(write.size)?),
-                flags: write.write_flags,
-            }
+            write_operation(write, WriteData::Bytes(body.bytes(write.size)?))
         }
         opcode::FALLOCATE => {
             let wire::FallocateIn { offset, length, mode, .. } = body.structure()?;

@@ -102,6 +102,8 @@ pub enum Operation<'a> {
         offset_bytes: u64,
         data: WriteData<'a>,
         flags: u32,
+        /// The file is open with O_APPEND.
+        appends: bool,
     },
     Fallocate {
         offset_bytes: u64,

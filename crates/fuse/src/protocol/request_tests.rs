@@ -80,12 +80,23 @@ fn names_and_data_are_cut_out() {
     let Operation::Symlink { name, target } = parse(&symlink).unwrap().operation else { panic!() };
     assert_eq!((name, target), (&b"name"[..], &b"../target"[..]));
 
-    let write = wire::WriteIn { offset: 4096, size: 3, write_flags: 4, ..Default::default() };
-    let write = request(opcode::WRITE, &[bytes(&write), b"abcdef"]);
-    let Operation::Write { offset_bytes, data, flags } = parse(&write).unwrap().operation else {
-        panic!()
-    };
-    assert!(matches!((offset_bytes, data, flags), (4096, WriteData::Bytes(b"abc"), 4)));
+    for (open_flags, appending) in [(1, false), (0o2001, true)] {
+        let write = wire::WriteIn {
+            offset: 4096,
+            size: 3,
+            write_flags: 4,
+            flags: open_flags,
+            ..Default::default()
+        };
+        let write = request(opcode::WRITE, &[bytes(&write), b"abcdef"]);
+        let Operation::Write { offset_bytes, data, flags, appends } =
+            parse(&write).unwrap().operation
+        else {
+            panic!()
+        };
+        assert!(matches!((offset_bytes, data, flags), (4096, WriteData::Bytes(b"abc"), 4)));
+        assert_eq!(appends, appending);
+    }
 
     let set = wire::SetxattrIn { size: 2, flags: 1 };
     let set = request(opcode::SETXATTR, &[bytes(&set), b"user.a\0\0v"]);

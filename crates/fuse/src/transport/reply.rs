@@ -80,14 +80,13 @@ impl Notifier {
     }
 
     /// Makes the kernel drop its cache of the data of `node`; as [`Reply::invalidate_data`], never
-    /// on a request thread.
-    pub fn invalidate_data(&self, node: u64) {
+    /// on a request thread. Returns whether the kernel knows the node.
+    pub fn invalidate_data(&self, node: u64) -> bool {
         // A length of 0 means: to the end.
         let what = InvalidateInode { node, offset_bytes: 0, length_bytes: 0 };
         let length = (size_of::<OutHeader>() + size_of_val(&what)) as u32;
         let header = OutHeader { length, error: NOTIFY_INVALIDATE_INODE, unique: 0 };
-        // The kernel may not know the inode any more.
-        let _ = self.0.write(&[IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())]);
+        self.0.write(&[IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())]).is_ok()
     }
 }
 
