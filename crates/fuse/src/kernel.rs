@@ -1,5 +1,6 @@
-//! System calls without a safe wrapper: cloning a FUSE device, file handles, loop devices, Cairn's own
-//! requests, the scheduling policy of a thread, and the files that child processes inherit.
+//! System calls without a safe wrapper: cloning a FUSE device, opening a node by its number,
+//! setting up loop devices, Cairn's own requests, the scheduling policy of a thread, and the files
+//! that child processes inherit.
 //!
 //! The crate's only module with `unsafe`, besides `kernel_ring`.
 #![allow(unsafe_code)]

@@ -8,7 +8,7 @@
 //! - Data that the server stores into the kernel's cache raises the length, so a file that became
 //!   longer is known as such before the application is answered. The page is dropped right after
 //!   that: a program may have written to it meanwhile.
-//! - An append says in its WRITE that it is one. If it is not at the end of the file, it goes there.
+//! - An append says in its WRITE that it is one. If that is not at the end, it goes there.
 //!   So a file that became shorter gets it at its new end, and so does any file between the change
 //!   of the volume and the notification. The kernel has the bytes in its cache at the place that it
 //!   meant, and keeps that page locked until the answer. So a thread has it drop the data after
