@@ -23,7 +23,8 @@ fn fork(volume: &TestVolume, source: &Tree, number: u64) -> Tree {
     let origin = Generation(volume.running.0 - 1);
     source.boundary().set_list(number);
     source.boundary().set_newest(origin);
-    let boundary = Arc::new(Boundary::default().of_fork(origin));
+    let inheritance = Inheritance { origin, made_until: origin, is_noted: false };
+    let boundary = Arc::new(Boundary::default().inheriting(inheritance));
     let (cache, space) = (Arc::clone(&volume.cache), Arc::clone(&volume.space));
     Tree::open_shared(cache, space, TreeId(TREE_FILES.0 + number), source.root(), boundary)
 }

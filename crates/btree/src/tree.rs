@@ -84,7 +84,7 @@ impl Tree {
 
     /// Whose the nodes are.
     pub(crate) fn owner(&self) -> Owner {
-        Owner { tree: self.id, inherited: self.boundary.origin() }
+        Owner { tree: self.id, inherited: self.boundary.made_until() }
     }
 
     /// Where the root is. At the cut this is what the root tree must remember.

@@ -46,7 +46,7 @@ pub use key::{
 pub use node::{ChildPointer, Node};
 pub use shown::shown_bytes;
 pub use snapshot::{CleanupItem, DeadListItem, DeadRun, RawDeadRun, RawSnapshot, SnapshotItem};
-pub use subvolume::{Origin, RawSubvolume, SubvolumeItem};
+pub use subvolume::{Inheritance, Origin, RawSubvolume, SubvolumeItem};
 pub use superblock::{
     Features, LABEL_BYTES, LogPosition, NodePointer, RawSuperblock, SUPERBLOCK_SLOTS, Superblock,
 };

@@ -47,6 +47,10 @@ pub struct SubvolumeItem {
     /// A fork stands in the place of an earlier subvolume, which was rolled back: that of its
     /// origin, or one that continues the same.
     pub continues: bool,
+    /// A fork notes in its dead lists what it gives up of what it has inherited, so it can be
+    /// *joined*: its origin goes, and the rest of what it has inherited is its own. It keeps nodes
+    /// that others have made up to its `generation`, also then.
+    pub notes_inherited: bool,
     /// Of a dying one that is a fork, has snapshots, or is headless: what stands in nodes wholly
     /// below this key was given up.
     pub cursor: Key,
@@ -84,7 +88,20 @@ const FLAG_DYING: u64 = 1;
 const FLAG_NAMES_OTHERS: u64 = 2;
 const FLAG_HEADLESS: u64 = 4;
 const FLAG_CONTINUES: u64 = 8;
-const FLAGS: u64 = FLAG_DYING | FLAG_NAMES_OTHERS | FLAG_HEADLESS | FLAG_CONTINUES;
+const FLAG_NOTES_INHERITED: u64 = 16;
+const FLAGS: u64 =
+    FLAG_DYING | FLAG_NAMES_OTHERS | FLAG_HEADLESS | FLAG_CONTINUES | FLAG_NOTES_INHERITED;
+
+/// What a subvolume has of others, by the transactions that made it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Inheritance {
+    /// References up to this one are its origin's; 0 without one.
+    pub origin: Generation,
+    /// Nodes up to this one may have been made by others.
+    pub made_until: Generation,
+    /// What it gives up of its origin's references stands in its dead lists.
+    pub is_noted: bool,
+}
 
 impl SubvolumeItem {
     /// Bytes on disk.
@@ -107,6 +124,7 @@ impl SubvolumeItem {
             origin: None,
             names_others: false,
             continues: false,
+            notes_inherited: false,
             cursor: Key::MIN,
             dying_root: None,
         }
@@ -115,6 +133,13 @@ impl SubvolumeItem {
     /// It has lost its name.
     pub fn is_nameless(&self) -> bool {
         self.is_dying || self.is_headless
+    }
+
+    /// What it has of others.
+    pub fn inheritance(&self) -> Inheritance {
+        let origin = self.origin.map_or(Generation(0), |origin| origin.generation);
+        let made_until = if self.notes_inherited { self.generation } else { origin };
+        Inheritance { origin, made_until, is_noted: self.notes_inherited }
     }
 
     /// Item value.
@@ -130,7 +155,8 @@ impl SubvolumeItem {
                 flag(self.is_dying, FLAG_DYING)
                     | flag(self.names_others, FLAG_NAMES_OTHERS)
                     | flag(self.is_headless, FLAG_HEADLESS)
-                    | flag(self.continues, FLAG_CONTINUES),
+                    | flag(self.continues, FLAG_CONTINUES)
+                    | flag(self.notes_inherited, FLAG_NOTES_INHERITED),
             ),
             uuid: self.uuid,
             number: U32::new(self.number),
@@ -182,6 +208,7 @@ impl SubvolumeItem {
         let is_headless = flags & FLAG_HEADLESS != 0;
         let names_others = flags & FLAG_NAMES_OTHERS != 0;
         let continues = flags & FLAG_CONTINUES != 0;
+        let notes_inherited = flags & FLAG_NOTES_INHERITED != 0;
         let root = NodePointer {
             block: BlockNumber(raw.root_block.get()),
             generation: Generation(raw.root_generation.get()),
@@ -218,6 +245,7 @@ impl SubvolumeItem {
             origin,
             names_others,
             continues,
+            notes_inherited,
             cursor,
             dying_root,
         })

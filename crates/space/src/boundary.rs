@@ -6,16 +6,18 @@
 use crate::groups::DeadCount;
 use crate::{Space, SpaceError};
 use cairn_environment::atomic::{AtomicU64, Ordering};
-use cairn_format::{BlockRange, DeadRun, Generation};
+use cairn_format::{BlockRange, DeadRun, Generation, Inheritance};
 use std::collections::BTreeMap;
 
 /// A subvolume's references that were made by the transaction `newest` or before are its
 /// snapshots', too: when it gives one up, that goes to the dead list `list`. `newest` is 0 without
-/// snapshots. Those that a fork has inherited, up to `origin`, are its origin's: nothing happens
-/// when it gives them up.
+/// snapshots. Those that a fork has inherited, up to `origin`, are its origin's: when it gives one
+/// up, that is noted in `list`, too, or, by an older fork, nowhere.
 #[derive(Default)]
 pub struct Boundary {
-    origin: Generation,
+    origin: AtomicU64,
+    made_until: Generation,
+    notes_inherited: bool,
     newest: AtomicU64,
     /// The greatest that `newest` has been.
     newest_seen: AtomicU64,
@@ -25,24 +27,35 @@ pub struct Boundary {
 impl Boundary {
     /// Of a subvolume whose newest snapshot was made by `newest`, and began the list `list`.
     pub fn new(newest: Generation, list: u64) -> Self {
-        let origin = Generation(0);
         let [newest, newest_seen] = [newest.0; 2].map(AtomicU64::new);
-        Self { origin, newest, newest_seen, list: AtomicU64::new(list) }
+        Self { newest, newest_seen, list: AtomicU64::new(list), ..Self::default() }
     }
 
-    /// The same, of a fork of a snapshot that `origin` made.
-    pub fn of_fork(self, origin: Generation) -> Self {
-        Self { origin, ..self }
+    /// The same, of a subvolume that may have something of others.
+    pub fn inheriting(self, inheritance: Inheritance) -> Self {
+        let Inheritance { origin, made_until, is_noted } = inheritance;
+        Self { origin: AtomicU64::new(origin.0), made_until, notes_inherited: is_noted, ..self }
     }
 
     /// Transaction of the snapshot that a fork was made of; otherwise 0.
     pub fn origin(&self) -> Generation {
-        self.origin
+        Generation(self.origin.load(Ordering::Acquire))
+    }
+
+    /// The last transaction whose nodes others may have made.
+    pub fn made_until(&self) -> Generation {
+        self.made_until
+    }
+
+    /// A fork is joined with its origin: references up to that are its own but for those up to
+    /// `origin`. What it has given up of them before stands in its lists.
+    pub fn join(&self, origin: Generation) {
+        self.origin.store(origin.0, Ordering::Release);
     }
 
     /// The last transaction whose references others have, too; 0 if there are no others.
     pub fn shared_until(&self) -> Generation {
-        self.newest().max(self.origin)
+        self.newest().max(self.origin())
     }
 
     /// Transaction of the newest snapshot; 0 without one.
@@ -74,8 +87,8 @@ impl Boundary {
 }
 
 impl Space {
-    /// A subvolume gives up the reference `run`: if it is inherited, nothing happens; if a snapshot
-    /// has it, that is noted for a dead list; otherwise its blocks are pinned until `running` is
+    /// A subvolume gives up the reference `run`: if a snapshot or its origin has it, that is noted
+    /// for a dead list, or nothing happens; otherwise its blocks are pinned until `running` is
     /// durable.
     ///
     /// # Errors
@@ -95,9 +108,9 @@ impl Space {
         }
         // In a damaged volume a birth may be 0.
         let birth = run.birth.max(Generation(1));
-        if birth <= boundary.origin() {
+        if birth <= boundary.origin() && !boundary.notes_inherited {
             groups.require_referenced(run.range)
-        } else if birth <= boundary.newest() {
+        } else if birth <= boundary.shared_until() {
             groups.add_dead(boundary.list(), run)
         } else {
             self.pin(&mut groups, run.range, running)

@@ -64,28 +64,27 @@ impl Files {
         self.orphans.queue.close();
     }
 
-    /// Removes what is in a subvolume that has lost its name; then what its origin had only for it,
-    /// and so on.
+    /// Removes what is in a subvolume that has lost its name; then what others had only for it.
     pub(super) fn reap_subvolume(&self, orphan: Orphan) {
-        let mut next = Some(orphan.number);
-        while let Some(number) = next.take() {
+        let mut next = vec![orphan.number];
+        while let Some(number) = next.pop() {
             let orphan = Orphan { number, ..orphan };
             let ending = Ending {
                 is_interrupted: &|| self.orphans.queue.is_closing(),
                 unload: &|snapshot| self.unload_unless_read(snapshot, orphan),
             };
             let removed = self.unload_and_remove(number, &ending);
-            if let Ok(Some(origin)) = removed {
-                self.queue_cleanup(origin);
-                next = Some(origin);
+            for other in removed.iter().flatten() {
+                self.queue_cleanup(*other);
+                next.push(*other);
             }
             self.note_freed_or_retry(orphan, removed.map(drop));
         }
     }
 
-    fn unload_and_remove(&self, root: InodeId, ending: &Ending<'_>) -> Result<Option<InodeId>> {
+    fn unload_and_remove(&self, root: InodeId, ending: &Ending<'_>) -> Result<Vec<InodeId>> {
         if self.store.trees.subvolume(root)?.check_alive().is_ok() {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         self.unload_subvolume(root);
         self.store.remove_subvolume(root, ending)

@@ -14,7 +14,10 @@
 //!   fsync in the fork waits for that superblock: inodes that are loaded there count as changed by
 //!   all that is logged already.
 //! - **References** that a fork has inherited, those born up to its origin, are its origin's. The
-//!   fork writes nothing in place there, and nothing happens when it gives one up.
+//!   fork writes nothing in place there. When it gives one up, that is noted in its dead lists, the
+//!   first of which begins with the origin; it counts for nothing there.
+//! - **Joining.** The last fork of a subvolume of which nothing else is left takes over what it has
+//!   inherited ([`Operation::join`]).
 //! - **Removal** gives back what the fork has made, and reads nothing else (`lineage_end.rs`). The
 //!   end of the last fork of a hidden snapshot deletes that, too.
 //! - **Names of subvolumes** in the origin stand in the fork, too, where they are of no account.
@@ -60,9 +63,9 @@ impl Store {
     fn nodes_for_fork(&self, is_live: bool, levels: u8) -> u64 {
         let height = self.trees.records_height() + levels;
         if is_live {
-            2 + Tree::worst_case_nodes(5, height)
+            2 + Tree::worst_case_nodes(6, height)
         } else {
-            Tree::worst_case_nodes(1, height)
+            Tree::worst_case_nodes(2, height)
         }
     }
 
@@ -97,6 +100,7 @@ impl Store {
                 SubvolumeItem { origin: Some(origin), names_others: !names_none, ..fork.item };
             let change = Change { generation, reservation: &fork.reservation };
             records.put(&change, &self.superblock, fork.id, &item)?;
+            records.begin_list(&change, fork.id, origin.generation)?;
             let roots = &self.trees.roots;
             let request = Request { data_blocks: 0, nodes: roots.worst_case(1) };
             let reservation = self.space.reserve(request, Urgency::Commit)?;
@@ -341,6 +345,7 @@ impl Operation<'_> {
             origin: None,
             names_others: false,
             continues: false,
+            notes_inherited: true,
             cursor: Key::MIN,
             dying_root: None,
         };

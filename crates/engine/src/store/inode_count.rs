@@ -36,7 +36,7 @@ impl InodeCount {
     }
 
     fn change_in(&self, tree: &Tree, key: &Key, change: impl Fn(u64) -> Option<u64>) {
-        if tree.boundary().origin() == Generation(0) {
+        if tree.boundary().made_until() == Generation(0) {
             self.change(key, change);
         }
     }

@@ -64,7 +64,9 @@ impl Store {
             has_hidden = true;
         }
         let has_lists = self.trees.dead_lists(id).next().transpose()?.is_some();
-        Ok(has_lists && !has_hidden
+        let inheritance = self.trees.recorded_inheritance(id)?;
+        let notes_inherited = inheritance.is_noted && inheritance.origin.0 > 0;
+        Ok(has_lists && !has_hidden && !notes_inherited
             || self.trees.cleanups(id).next().transpose()?.is_some()
             || self.cut_work.wants(subvolume.slot, None)
             || self.cut_work.wants_fork_of(Source::Head(subvolume.slot, id)))
@@ -76,8 +78,9 @@ impl Store {
         Ok(is_part || self.trees.newest_snapshot(id)?.is_some())
     }
 
-    /// Does what there is to do in a subvolume without a name. If the last of it is gone, returns
-    /// the root directory of its origin, where there may be something to do now.
+    /// Does what there is to do in a subvolume without a name. Returns root directories of others
+    /// where there may be something to do now: of its origin, if the last of it is gone, and of the
+    /// fork that it was joined with.
     ///
     /// # Errors
     /// [`Error::NoSpace`]: it is to be tried again after a commit. Those of [`Ending::unload`].
@@ -85,15 +88,18 @@ impl Store {
         &self,
         subvolume: &Subvolume,
         ending: &Ending<'_>,
-    ) -> Result<Option<InodeId>> {
+    ) -> Result<Vec<InodeId>> {
         let id = subvolume.id;
         if !self.turns.take(id) {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         loop {
             let done = self.end_parts(subvolume, ending);
             // Who was waited for may have ended meanwhile, and wanted a turn for the last time.
-            let may_go_on = matches!(done, Ok(None) | Err(Error::Busy));
+            let may_go_on = match &done {
+                Ok(others) => others.is_empty(),
+                Err(error) => matches!(error, Error::Busy),
+            };
             if !may_go_on || (ending.is_interrupted)() {
                 self.turns.give_up(id);
                 return done;
@@ -104,26 +110,33 @@ impl Store {
         }
     }
 
-    fn end_parts(&self, subvolume: &Subvolume, ending: &Ending<'_>) -> Result<Option<InodeId>> {
+    fn end_parts(&self, subvolume: &Subvolume, ending: &Ending<'_>) -> Result<Vec<InodeId>> {
         let id = subvolume.id;
         loop {
             let item = self.trees.lock_records().find(id)?;
-            let Some(item) = item.filter(SubvolumeItem::is_nameless) else { return Ok(None) };
+            let Some(item) = item.filter(SubvolumeItem::is_nameless) else {
+                return Ok(Vec::new());
+            };
+            let root_of_origin = || {
+                let root = |origin: Origin| self.trees.slot_for_work(origin.subvolume);
+                Result::Ok(item.origin.map(root).transpose()?.map(InodeId::root_of))
+            };
             if item.is_dying {
                 if !self.remove_part(subvolume, ending)? {
-                    return Ok(None);
+                    return Ok(Vec::new());
                 }
                 if self.trees.lock_records().find(id)?.is_none() {
-                    let root = |origin: Origin| self.trees.slot_for_work(origin.subvolume);
-                    return Ok(item.origin.map(root).transpose()?.map(InodeId::root_of));
+                    return Ok(root_of_origin()?.into_iter().collect());
                 }
             } else if self.is_newest_needed(&self.trees.lock_records(), id)? {
-                return Ok(None);
+                let joined = self.join_last_fork(subvolume, ending)?;
+                let origin = if joined.is_some() { root_of_origin()? } else { None };
+                return Ok(joined.into_iter().chain(origin).collect());
             } else {
                 let root = InodeId::root_of(subvolume.slot);
                 self.clean_up(root, Pace::Hurried, ending.is_interrupted, ending.unload)?;
                 if (ending.is_interrupted)() {
-                    return Ok(None);
+                    return Ok(Vec::new());
                 }
                 let mut operation = self.begin_on_snapshots(id)?;
                 operation.bury_newest()?;
@@ -182,7 +195,10 @@ impl Store {
 
     /// Whether the number of inodes has those of a subvolume that is being removed.
     fn counts_inodes_of(&self, item: &SubvolumeItem) -> bool {
-        let is_counted = item.origin.is_none() && !item.is_headless && item.cursor == Key::MIN;
+        let is_counted = item.origin.is_none()
+            && !item.notes_inherited
+            && !item.is_headless
+            && item.cursor == Key::MIN;
         is_counted && self.inode_count.get() > 0
     }
 

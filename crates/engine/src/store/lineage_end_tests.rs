@@ -44,7 +44,7 @@ fn a_removal_goes_on_when_its_reader_ends_at_once() {
         }
         // As the reader's thread.
         let ending = Ending { is_interrupted: &is_interrupted, unload: &|_| Ok(()) };
-        assert!(store.remove_subvolume(home, &ending).unwrap().is_none() && is_dying());
+        assert!(store.remove_subvolume(home, &ending).unwrap().is_empty() && is_dying());
         Err(Error::Busy)
     };
     let ending = Ending { is_interrupted: &is_interrupted, unload: &unload };

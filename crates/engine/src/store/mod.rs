@@ -26,6 +26,7 @@ mod discards;
 pub(crate) mod failures;
 pub(crate) mod forks;
 pub(crate) mod inode_count;
+mod joining;
 pub(crate) mod lineage_end;
 pub(crate) mod list_births;
 pub(crate) mod operation;

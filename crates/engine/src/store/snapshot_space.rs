@@ -10,7 +10,7 @@
 //! runs of lists begun in [j, n) that were born up to j. So a walk of the newest snapshot's tree
 //! answers for all. That never changes while a snapshot exists: what was found is remembered, and
 //! from then on a walk reads only nodes that are younger than the newest snapshot that is known.
-//! Of a fork each snapshot's tree is walked.
+//! Of a fork that does not note what it gives up of its origin, each snapshot's tree is walked.
 use super::Store;
 use super::snapshot_counts::BySnapshot;
 use crate::{Error, Result};
@@ -111,7 +111,11 @@ impl Store {
         let (snapshots, hidden) = self.all_generations(id)?;
         let forked = self.trees.lock_records().forked_snapshots(id)?;
         let (mut unique, mut all) = (vec![0; snapshots.len()], 0);
+        let origin = self.trees.recorded_inheritance(id)?.origin;
         self.visit_dead_runs(id, &snapshots, Generation(0), &mut |newest, run| {
+            if run.birth <= origin {
+                return;
+            }
             all += run.range.blocks;
             let is_alone = newest == 0 || run.birth > snapshots[newest - 1];
             if is_alone && !forked.contains(&snapshots[newest].0) {
@@ -171,8 +175,9 @@ impl Store {
         let (snapshots, hidden) = self.all_generations(id)?;
         let forked = self.trees.lock_records().forked_snapshots(id)?;
         let of: HashSet<u64> = of.iter().copied().collect();
-        // For each of them, the newest one below it that stays, or 0.
-        let (mut stays, mut below) = (Generation(0), Vec::new());
+        // For each of them, the newest one below it that stays, or the origin, or 0.
+        let mut stays = self.trees.recorded_inheritance(id)?.origin;
+        let mut below = Vec::new();
         for generation in &snapshots {
             // One with forks stays when its name goes.
             let goes = of.contains(&generation.0) && !forked.contains(&generation.0);
@@ -226,8 +231,9 @@ impl Store {
         mut known: BySnapshot,
     ) -> Result<BySnapshot> {
         known.retain(|generation, _| snapshots.binary_search(generation).is_ok());
-        if self.trees.recorded_origin(id)? > Generation(0) {
-            // The dead lists of a fork leave out what it had inherited.
+        let inheritance = self.trees.recorded_inheritance(id)?;
+        if inheritance.origin > Generation(0) && !inheritance.is_noted {
+            // The dead lists of an older fork leave out what it had inherited.
             for generation in snapshots {
                 if !known.contains_key(generation) {
                     let mut blocks = 0;

@@ -446,7 +446,9 @@ impl Operation<'_> {
         let (store, id) = (self.store(), self.subvolume().id);
         let (before, after) = store.trees.snapshots_beside(id, generation)?;
         let lists_to = after.unwrap_or(self.generation());
-        let cleanup = CleanupItem { oldest: before, lists_from: generation, lists_to };
+        // What a fork has given up of its origin's is in its lists, too.
+        let oldest = before.max(records.item(id)?.inheritance().origin);
+        let cleanup = CleanupItem { oldest, lists_from: generation, lists_to };
         self.note_unlogged_change();
         store.cut_work.note_deletion(self.generation());
         let (tree, change) = (records.tree()?, self.change());

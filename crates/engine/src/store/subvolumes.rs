@@ -121,12 +121,14 @@ impl Store {
         }
         // Of one that another thread has just removed there is no snapshot.
         let newest = self.trees.newest_snapshot(id)?;
-        Ok(newest.is_none_or(|(made, _)| !origins.contains(&(id.0, made.0))))
+        let is_last = self.trees.all_snapshot_items(id).nth(1).is_none();
+        // Of the last one a fork may be joined.
+        Ok(is_last || newest.is_none_or(|(made, _)| !origins.contains(&(id.0, made.0))))
     }
 
     /// Steps 2 and 3 for the subvolume with the root directory `root`, unless the volume is being
-    /// closed: then the next mount goes on. Of a fork, returns the root directory of its origin,
-    /// where there may be something to do now.
+    /// closed: then the next mount goes on. Returns root directories of others where there may be
+    /// something to do now ([`Store::end_lineage`]).
     ///
     /// # Errors
     /// [`Error::NoSpace`]: it is to be tried again after a commit.
@@ -134,10 +136,10 @@ impl Store {
         &self,
         root: InodeId,
         ending: &Ending<'_>,
-    ) -> Result<Option<InodeId>> {
+    ) -> Result<Vec<InodeId>> {
         let subvolume = self.trees.subvolume(root)?;
         let item = self.trees.lock_records().find(subvolume.id)?;
-        let Some(item) = item.filter(SubvolumeItem::is_nameless) else { return Ok(None) };
+        let Some(item) = item.filter(SubvolumeItem::is_nameless) else { return Ok(Vec::new()) };
         if !item.is_headless {
             self.trees.open_slot(root.slot(), |_| Ok(()))?;
         }
@@ -158,11 +160,11 @@ impl Store {
                 break;
             }
             if (ending.is_interrupted)() {
-                return Ok(None);
+                return Ok(Vec::new());
             }
         }
         self.begin_for_subvolume(root, 0, Effort::Removal)?.end_subvolume(subvolume)?;
-        Ok(None)
+        Ok(Vec::new())
     }
 
     /// As [`Store::begin_for_subvolume`]; the operation may also change up to `items` inodes and
@@ -244,6 +246,7 @@ impl Operation<'_> {
             origin: None,
             names_others: false,
             continues: false,
+            notes_inherited: false,
             cursor: Key::MIN,
             dying_root: None,
         };

@@ -401,7 +401,7 @@ impl Trees {
         {
             let item = self.snapshot_item(subvolume.id, generation)?;
             let (cache, id) = (self.snapshot_cache.clone(), subvolume.id);
-            let boundary = Boundary::default().of_fork(self.recorded_origin(id)?);
+            let boundary = Boundary::default().inheriting(self.recorded_inheritance(id)?);
             let space = self.space.clone();
             let tree = Tree::open_shared(cache, space, id, item.root, Arc::new(boundary));
             let tree = RecordedTree::new(tree, Some(item.root));
@@ -437,8 +437,7 @@ impl Trees {
     pub(super) fn dying_tree(&self, subvolume: &Subvolume, item: &SubvolumeItem) -> Result<Tree> {
         let id = subvolume.id;
         let newest = self.newest_snapshot(id)?.map_or(Generation(0), |(made, _)| made);
-        let origin = item.origin.map_or(Generation(0), |origin| origin.generation);
-        let boundary = Arc::new(Boundary::new(newest, 0).of_fork(origin));
+        let boundary = Arc::new(Boundary::new(newest, 0).inheriting(item.inheritance()));
         let (cache, root) = match item.dying_root {
             Some(root) => (&self.snapshot_cache, root),
             None => (&self.cache, subvolume.tree().root()),
@@ -453,7 +452,7 @@ impl Trees {
         let records = self.records.get().ok_or(Error::Stale)?;
         let value = records.tree.get(&Key::of_subvolume(id, ItemKind::Snapshot, generation))?;
         let item = SnapshotItem::decode(&value.ok_or(Error::Stale)?)?;
-        let boundary = Arc::new(Boundary::default().of_fork(self.recorded_origin(id)?));
+        let boundary = Arc::new(Boundary::default().inheriting(self.recorded_inheritance(id)?));
         let (cache, space) = (self.snapshot_cache.clone(), self.space.clone());
         Ok(Tree::open_shared(cache, space, id, item.root, boundary))
     }
@@ -470,8 +469,9 @@ impl Trees {
             let _opening = self.opening.lock();
             if subvolume.files.get().is_none() {
                 // Nobody changes it.
-                let (root, origin) = (self.recorded_root(id)?, self.recorded_origin(id)?);
-                let boundary = Arc::new(Boundary::default().of_fork(origin));
+                let root = self.recorded_root(id)?;
+                let inheritance = self.recorded_inheritance(id)?;
+                let boundary = Arc::new(Boundary::default().inheriting(inheritance));
                 let (cache, space) = (self.cache.clone(), self.space.clone());
                 return look(&Tree::open_shared(cache, space, id, root, boundary));
             }

@@ -4,8 +4,8 @@ use crate::{Error, Result};
 use cairn_btree::Tree;
 use cairn_environment::atomic::Ordering;
 use cairn_format::{
-    CleanupItem, DeadListItem, DeadRun, Generation, INODE_ROOT, ItemKind, Key, SnapshotItem,
-    SubvolumeItem, Superblock, TREE_FILES, TreeId,
+    CleanupItem, DeadListItem, DeadRun, Generation, INODE_ROOT, Inheritance, ItemKind, Key,
+    SnapshotItem, SubvolumeItem, Superblock, TREE_FILES, TreeId,
 };
 use cairn_space::Boundary;
 use std::ops::{Range, RangeInclusive};
@@ -267,30 +267,36 @@ impl Trees {
         if item.is_hidden { Err(Error::Stale) } else { Ok(item) }
     }
 
-    /// What the snapshots of a subvolume have of it, as its items say.
+    /// What the snapshots of a subvolume and its origin have of it, as its items say.
     pub(super) fn recorded_boundary(&self, id: TreeId) -> Result<Boundary> {
         let Some(records) = self.records.get() else { return Ok(Boundary::default()) };
-        let origin = self.recorded_origin(id)?;
+        let item = self.item(id)?;
+        let inheritance = item.inheritance();
         let newest = records.tree.last(Key::all_of_subvolume(id, ItemKind::Snapshot))?;
-        let Some((newest, _)) = newest else { return Ok(Boundary::default().of_fork(origin)) };
-        if self.item(id)?.is_dying {
-            // Nothing enters a list any more.
-            return Ok(Boundary::new(Generation(newest.offset), 0).of_fork(origin));
+        let newest = newest.map_or(Generation(0), |(key, _)| Generation(key.offset));
+        let notes_inherited = inheritance.is_noted && inheritance.origin.0 > 0;
+        if newest.0 == 0 && !notes_inherited {
+            return Ok(Boundary::default().inheriting(inheritance));
         }
         let list = records.tree.last(Key::all_of_subvolume(id, ItemKind::DeadList))?;
-        let (_, list) = list.filter(|(list, _)| list.offset >= newest.offset).ok_or_else(|| {
-            self.damaged(format!("the newest snapshot of subvolume {id} has no dead list"))
-        })?;
-        let list = DeadListItem::decode(&list)?.list;
-        Ok(Boundary::new(Generation(newest.offset), list).of_fork(origin))
+        let list = match list.filter(|(list, _)| list.offset >= newest.0) {
+            Some((_, list)) => DeadListItem::decode(&list)?.list,
+            // Nothing enters a list any more.
+            None if item.is_dying => 0,
+            None => {
+                let problem = format!("the newest snapshot of subvolume {id} has no dead list");
+                return Err(self.damaged(problem));
+            }
+        };
+        Ok(Boundary::new(newest, list).inheriting(inheritance))
     }
 
-    /// Transaction of the snapshot that a fork began as; 0 of another subvolume.
-    pub(in crate::store) fn recorded_origin(&self, id: TreeId) -> Result<Generation> {
+    /// What a subvolume has of others.
+    pub(in crate::store) fn recorded_inheritance(&self, id: TreeId) -> Result<Inheritance> {
         if self.records.get().is_none() {
-            return Ok(Generation(0));
+            return Ok(Inheritance::default());
         }
-        Ok(self.item(id)?.origin.map_or(Generation(0), |origin| origin.generation))
+        Ok(self.item(id)?.inheritance())
     }
 
     pub(super) fn recorded_names_others(&self, id: TreeId) -> Result<bool> {

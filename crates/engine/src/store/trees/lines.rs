@@ -6,8 +6,8 @@
 //! rolled back to any of them. A name of a snapshot is used once in a line.
 //!
 //! A fork that continues comes from a snapshot of its own line. So its origin leads to the first of
-//! the line, and that never changes. The first one is there as long as the line has any other: its
-//! snapshot is the origin of the next one.
+//! the line. The first one is there as long as the line has any other: its snapshot is the origin of
+//! the next one, unless that is joined with it (`joining.rs`) and becomes the first.
 //!
 //! What continues is read when it is first asked for, and noted from then on.
 //!
@@ -53,6 +53,13 @@ impl Lines {
         self.change(|firsts| _ = firsts.insert(id, first));
     }
 
+    /// What continues is read anew.
+    fn forget(&self) {
+        let mut state = self.0.lock();
+        state.changes += 1;
+        state.firsts = None;
+    }
+
     /// The item of the subvolume `id` is gone.
     pub(super) fn note_ended(&self, id: TreeId) {
         self.change(|firsts| _ = firsts.remove(&id));
@@ -60,6 +67,11 @@ impl Lines {
 }
 
 impl Trees {
+    /// A fork was joined: others may be the first ones of their lines.
+    pub(in crate::store) fn forget_lines(&self) {
+        self.lines.forget();
+    }
+
     fn firsts(&self) -> Result<Arc<Firsts>> {
         loop {
             let changes = {

@@ -8,8 +8,8 @@ use cairn_environment::Rank;
 use cairn_environment::atomic::Ordering;
 use cairn_environment::lock::{Mutex, MutexGuard};
 use cairn_format::{
-    COUNTER_WRITABLE_MAX, DeadListItem, InodeNumber, ItemKind, Key, Origin, SnapshotItem,
-    SubvolumeItem, Superblock, TREE_DEAD, TREE_FILES, TREE_SUBVOLUMES, TreeId,
+    COUNTER_WRITABLE_MAX, DeadListItem, Generation, InodeNumber, ItemKind, Key, Origin,
+    SnapshotItem, SubvolumeItem, Superblock, TREE_DEAD, TREE_FILES, TREE_SUBVOLUMES, TreeId,
 };
 use std::collections::HashSet;
 
@@ -105,6 +105,11 @@ impl<'a> Records<'a> {
     /// Whether there is a fork of this snapshot.
     pub(in crate::store) fn any_fork_of(&self, origin: Origin) -> Result<bool> {
         self.look(|relations| relations.any_fork_of(origin))
+    }
+
+    /// The fork of this snapshot, if there is exactly one.
+    pub(in crate::store) fn only_fork_of(&self, origin: Origin) -> Result<Option<TreeId>> {
+        self.look(|relations| relations.only_fork_of(origin))
     }
 
     /// The transactions that made those snapshots of `id` that have forks.
@@ -232,25 +237,35 @@ impl<'a> Records<'a> {
         }
         let subvolume = trees.in_slot(slot).ok_or(Error::NotFound)?;
         let (id, made) = (subvolume.id, change.generation);
-        let list = trees.next_list.fetch_add(1, Ordering::AcqRel);
         let item = SnapshotItem { root: subvolume.tree().root(), ..item };
-        let keys = [ItemKind::Snapshot, ItemKind::DeadList];
-        let [snapshot, dead_list] = keys.map(|kind| Key::of_subvolume(id, kind, made));
+        let snapshot = Key::of_subvolume(id, ItemKind::Snapshot, made);
         let insert = || {
             self.tree()?.insert(change, snapshot, &item.encode())?;
-            self.tree()?.insert(change, dead_list, &DeadListItem { list }.encode())?;
-            Ok(())
+            self.begin_list(change, id, made)
         };
-        if item.is_hidden {
-            insert()?;
+        let list = if item.is_hidden {
+            insert()?
         } else {
             let snapshot = Named { subvolume: id, made, name: &item.name };
-            trees.snapshot_names.while_making(snapshot, insert)?;
-        }
+            trees.snapshot_names.while_making(snapshot, insert)?
+        };
         let boundary = subvolume.tree().boundary();
         boundary.set_list(list);
         boundary.set_newest(made);
         Ok(())
+    }
+
+    /// Begins a dead list of the subvolume `id`; its number.
+    pub(in crate::store) fn begin_list(
+        &self,
+        change: &Change<'_>,
+        id: TreeId,
+        since: Generation,
+    ) -> Result<u64> {
+        let list = self.trees.next_list.fetch_add(1, Ordering::AcqRel);
+        let key = Key::of_subvolume(id, ItemKind::DeadList, since);
+        self.tree()?.insert(change, key, &DeadListItem { list }.encode())?;
+        Ok(list)
     }
 
     /// Removes the item of a subvolume.

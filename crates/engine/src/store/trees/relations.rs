@@ -71,8 +71,18 @@ impl Relations {
 
     /// Whether there is a fork of this snapshot.
     pub(super) fn any_fork_of(&self, origin: Origin) -> bool {
+        self.forks_of(origin).next().is_some()
+    }
+
+    /// The fork of this snapshot, if there is exactly one.
+    pub(super) fn only_fork_of(&self, origin: Origin) -> Option<TreeId> {
+        let mut forks = self.forks_of(origin);
+        forks.next().filter(|_| forks.next().is_none())
+    }
+
+    fn forks_of(&self, origin: Origin) -> impl Iterator<Item = TreeId> {
         let place = |id| (origin.subvolume, origin.generation, id);
-        self.forks.range(place(*IDS.start())..=place(*IDS.end())).next().is_some()
+        self.forks.range(place(*IDS.start())..=place(*IDS.end())).map(|(_, _, fork)| *fork)
     }
 }
 

@@ -1,0 +1,149 @@
+//! Joining: the last fork of a subvolume of which nothing else is left takes over what it has
+//! inherited. Otherwise what the fork gives up of that would stay in use until the fork goes.
+//!
+//! When a subvolume is headless, and a hidden snapshot that has one fork is all that it has, no
+//! name leads to what that snapshot has and the fork does not. The fork has noted what it gave up
+//! of it in its dead lists. So one operation removes the snapshot's item and the subvolume's,
+//! takes the fork's origin away, or makes that of the subvolume its origin, and notes a *cleanup*
+//! of the fork: runs born after that origin and up to the snapshot, in lists begun since it and
+//! before the fork's first snapshot. They count from now on. Later ones are snapshots' of the
+//! fork. *A crash: both subvolumes are as before, or the fork is joined and its cleanup is noted.*
+//!
+//! Before that, dead lists that the subvolume itself has left go to the fork, one at a time: what
+//! is in them was its own origin's, so it counts for nothing in either of them, until the fork is
+//! joined with that origin, too. *A crash: some have gone; the next mount goes on.*
+//!
+//! Nothing is joined
+//! - while one of both is dying, has no item yet, or has a cleanup (of the subvolume without a head);
+//! - if one of them is a fork that notes nothing, as older versions made them;
+//! - while names of other subvolumes in the fork are its origin's.
+//!
+//! Invariant: a fork that is joined reads nodes that others have made, up to the transaction that
+//! made it.
+use super::Store;
+use super::cleanups::Pace;
+use super::cut_work::Source;
+use super::lineage_end::Ending;
+use super::operation::{Effort, Operation};
+use super::trees::{Records, Subvolume};
+use crate::{InodeId, Result};
+use cairn_btree::Tree;
+use cairn_format::{
+    CleanupItem, DeadListItem, Generation, ItemKind, Key, Origin, SubvolumeItem, TreeId,
+};
+
+/// A fork that can be joined, and the snapshot that it began as.
+#[derive(Clone, Copy)]
+struct Heir {
+    fork: TreeId,
+    snapshot: Generation,
+}
+
+impl Store {
+    /// The fork that can be joined with the headless subvolume `id`.
+    fn heir_of(&self, records: &Records<'_>, id: TreeId) -> Result<Option<Heir>> {
+        let item = records.item(id)?;
+        let mut snapshots = self.trees.all_snapshot_items(id);
+        let (Some(only), None) = (snapshots.next().transpose()?, snapshots.next()) else {
+            return Ok(None);
+        };
+        let (snapshot, is_hidden) = (only.0, only.1.is_hidden);
+        let origin = Origin { subvolume: id, generation: snapshot };
+        let Some(fork) = records.only_fork_of(origin)? else { return Ok(None) };
+        let of_fork = records.item(fork)?;
+        let can_be = item.is_headless
+            && !item.is_dying
+            && is_hidden
+            && (item.origin.is_none() || item.notes_inherited)
+            && !self.cut_work.wants_fork_of(Source::Snapshot(origin))
+            && of_fork.notes_inherited
+            && !of_fork.is_dying
+            && !of_fork.names_others;
+        Ok(can_be.then_some(Heir { fork, snapshot }))
+    }
+
+    /// Joins the headless `subvolume` with its last fork, if that can be. Then returns the root
+    /// directory of the fork, which has a cleanup.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`](crate::Error::NoSpace): it is to be tried again after a commit.
+    pub(super) fn join_last_fork(
+        &self,
+        subvolume: &Subvolume,
+        ending: &Ending<'_>,
+    ) -> Result<Option<InodeId>> {
+        loop {
+            let heir = self.heir_of(&self.trees.lock_records(), subvolume.id)?;
+            let Some(heir) = heir.filter(|_| !(ending.is_interrupted)()) else { return Ok(None) };
+            // It may look for runs in lists that would go.
+            let root = InodeId::root_of(subvolume.slot);
+            self.clean_up(root, Pace::Hurried, ending.is_interrupted, ending.unload)?;
+            let mut operation = self.begin_for_join(heir.fork)?;
+            let step = operation.join(subvolume)?;
+            operation.leave_unlogged();
+            match step {
+                Step::ListMoved => {}
+                Step::Joined => {
+                    return Ok(Some(InodeId::root_of(self.trees.slot_for_work(heir.fork)?)));
+                }
+                Step::Impossible => return Ok(None),
+            }
+        }
+    }
+
+    fn begin_for_join(&self, fork: TreeId) -> Result<Operation<'_>> {
+        let slot = self.trees.slot_for_work(fork)?;
+        if !self.trees.is_headless(fork)? {
+            self.open_subvolume(slot, |_| Ok(()))?;
+        }
+        let nodes = || Tree::worst_case_nodes(4, self.trees.records_height());
+        self.begin_with(InodeId::root_of(slot), 0, 0, Effort::Cleanup, nodes)
+    }
+}
+
+enum Step {
+    ListMoved,
+    Joined,
+    Impossible,
+}
+
+impl Operation<'_> {
+    /// A step of the operation's subvolume, which is a fork, towards being joined with the last
+    /// snapshot of the headless subvolume `of`.
+    fn join(&mut self, of: &Subvolume) -> Result<Step> {
+        let (store, fork) = (self.store(), self.subvolume().id);
+        let records = store.trees.lock_records();
+        let heir = store.heir_of(&records, of.id)?.filter(|heir| heir.fork == fork);
+        let Some(Heir { snapshot, .. }) = heir else { return Ok(Step::Impossible) };
+        if store.trees.cleanups(of.id).next().transpose()?.is_some() {
+            return Ok(Step::Impossible);
+        }
+        self.note_unlogged_change();
+        let (tree, change) = (records.tree()?, self.change());
+        if let Some((since, list)) = store.trees.dead_lists(of.id).next().transpose()? {
+            let [from, to] =
+                [of.id, fork].map(|id| Key::of_subvolume(id, ItemKind::DeadList, since));
+            tree.remove(&change, &from)?;
+            tree.insert(&change, to, &DeadListItem { list }.encode())?;
+            return Ok(Step::ListMoved);
+        }
+        let (item, of_fork) = (records.item(of.id)?, records.item(fork)?);
+        let oldest = item.inheritance().origin;
+        store.cut_work.note_deletion(self.generation());
+        tree.remove(&change, &Key::of_subvolume(of.id, ItemKind::Snapshot, snapshot))?;
+        let first = store.trees.all_snapshot_items(fork).next().transpose()?;
+        let lists_to = first.map_or(self.generation(), |(made, _)| made);
+        let cleanup = CleanupItem { oldest, lists_from: snapshot, lists_to };
+        let key = Key::of_subvolume(fork, ItemKind::Cleanup, snapshot);
+        tree.insert(&change, key, &cleanup.encode())?;
+        records.remove(&change, of.id)?;
+        let continues = item.continues && of_fork.continues;
+        let joined = SubvolumeItem { origin: item.origin, continues, ..of_fork };
+        records.put(&change, &store.superblock, fork, &joined)?;
+        store.trees.forget_lines();
+        if let Some(tree) = self.subvolume().open_tree() {
+            tree.boundary().join(oldest);
+        }
+        Ok(Step::Joined)
+    }
+}
