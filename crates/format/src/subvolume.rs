@@ -47,10 +47,11 @@ pub struct SubvolumeItem {
     /// A fork stands in the place of an earlier subvolume, which was rolled back: that of its
     /// origin, or one that continues the same.
     pub continues: bool,
-    /// A fork notes in its dead lists what it gives up of what it has inherited, so it can be
-    /// *joined*: its origin goes, and the rest of what it has inherited is its own. It keeps nodes
-    /// that others have made up to its `generation`, also then.
+    /// A fork notes in its dead lists what it gives up of what it has inherited.
     pub notes_inherited: bool,
+    /// It was a fork of a snapshot that is gone, and has taken over what that alone had. So it may
+    /// have no origin, or one of an earlier time.
+    pub is_joined: bool,
     /// Of a dying one that is a fork, has snapshots, or is headless: what stands in nodes wholly
     /// below this key was given up.
     pub cursor: Key,
@@ -89,8 +90,13 @@ const FLAG_NAMES_OTHERS: u64 = 2;
 const FLAG_HEADLESS: u64 = 4;
 const FLAG_CONTINUES: u64 = 8;
 const FLAG_NOTES_INHERITED: u64 = 16;
-const FLAGS: u64 =
-    FLAG_DYING | FLAG_NAMES_OTHERS | FLAG_HEADLESS | FLAG_CONTINUES | FLAG_NOTES_INHERITED;
+const FLAG_JOINED: u64 = 32;
+const FLAGS: u64 = FLAG_DYING
+    | FLAG_NAMES_OTHERS
+    | FLAG_HEADLESS
+    | FLAG_CONTINUES
+    | FLAG_NOTES_INHERITED
+    | FLAG_JOINED;
 
 /// What a subvolume has of others, by the transactions that made it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -125,6 +131,7 @@ impl SubvolumeItem {
             names_others: false,
             continues: false,
             notes_inherited: false,
+            is_joined: false,
             cursor: Key::MIN,
             dying_root: None,
         }
@@ -137,9 +144,12 @@ impl SubvolumeItem {
 
     /// What it has of others.
     pub fn inheritance(&self) -> Inheritance {
-        let origin = self.origin.map_or(Generation(0), |origin| origin.generation);
-        let made_until = if self.notes_inherited { self.generation } else { origin };
-        Inheritance { origin, made_until, is_noted: self.notes_inherited }
+        let is_fork = self.origin.is_some() || self.is_joined;
+        Inheritance {
+            origin: self.origin.map_or(Generation(0), |origin| origin.generation),
+            made_until: if is_fork { self.generation } else { Generation(0) },
+            is_noted: self.notes_inherited && self.origin.is_some(),
+        }
     }
 
     /// Item value.
@@ -156,7 +166,8 @@ impl SubvolumeItem {
                     | flag(self.names_others, FLAG_NAMES_OTHERS)
                     | flag(self.is_headless, FLAG_HEADLESS)
                     | flag(self.continues, FLAG_CONTINUES)
-                    | flag(self.notes_inherited, FLAG_NOTES_INHERITED),
+                    | flag(self.notes_inherited, FLAG_NOTES_INHERITED)
+                    | flag(self.is_joined, FLAG_JOINED),
             ),
             uuid: self.uuid,
             number: U32::new(self.number),
@@ -209,6 +220,7 @@ impl SubvolumeItem {
         let names_others = flags & FLAG_NAMES_OTHERS != 0;
         let continues = flags & FLAG_CONTINUES != 0;
         let notes_inherited = flags & FLAG_NOTES_INHERITED != 0;
+        let is_joined = flags & FLAG_JOINED != 0;
         let root = NodePointer {
             block: BlockNumber(raw.root_block.get()),
             generation: Generation(raw.root_generation.get()),
@@ -246,6 +258,7 @@ impl SubvolumeItem {
             names_others,
             continues,
             notes_inherited,
+            is_joined,
             cursor,
             dying_root,
         })

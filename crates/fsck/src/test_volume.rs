@@ -178,6 +178,8 @@ impl TestVolume {
             origin: None,
             names_others: false,
             continues: false,
+            notes_inherited: false,
+            is_joined: false,
             cursor: Key::MIN,
             dying_root: None,
         }

@@ -346,6 +346,7 @@ impl Operation<'_> {
             names_others: false,
             continues: false,
             notes_inherited: true,
+            is_joined: false,
             cursor: Key::MIN,
             dying_root: None,
         };

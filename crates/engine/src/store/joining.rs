@@ -138,7 +138,14 @@ impl Operation<'_> {
         tree.insert(&change, key, &cleanup.encode())?;
         records.remove(&change, of.id)?;
         let continues = item.continues && of_fork.continues;
-        let joined = SubvolumeItem { origin: item.origin, continues, ..of_fork };
+        let notes_inherited = of_fork.notes_inherited && item.notes_inherited;
+        let joined = SubvolumeItem {
+            origin: item.origin,
+            continues,
+            notes_inherited,
+            is_joined: true,
+            ..of_fork
+        };
         records.put(&change, &store.superblock, fork, &joined)?;
         store.trees.forget_lines();
         if let Some(tree) = self.subvolume().open_tree() {

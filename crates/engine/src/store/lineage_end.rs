@@ -64,8 +64,7 @@ impl Store {
             has_hidden = true;
         }
         let has_lists = self.trees.dead_lists(id).next().transpose()?.is_some();
-        let inheritance = self.trees.recorded_inheritance(id)?;
-        let notes_inherited = inheritance.is_noted && inheritance.origin.0 > 0;
+        let notes_inherited = self.trees.recorded_inheritance(id)?.is_noted;
         Ok(has_lists && !has_hidden && !notes_inherited
             || self.trees.cleanups(id).next().transpose()?.is_some()
             || self.cut_work.wants(subvolume.slot, None)
@@ -196,7 +195,7 @@ impl Store {
     /// Whether the number of inodes has those of a subvolume that is being removed.
     fn counts_inodes_of(&self, item: &SubvolumeItem) -> bool {
         let is_counted = item.origin.is_none()
-            && !item.notes_inherited
+            && !item.is_joined
             && !item.is_headless
             && item.cursor == Key::MIN;
         is_counted && self.inode_count.get() > 0

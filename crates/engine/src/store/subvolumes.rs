@@ -247,6 +247,7 @@ impl Operation<'_> {
             names_others: false,
             continues: false,
             notes_inherited: false,
+            is_joined: false,
             cursor: Key::MIN,
             dying_root: None,
         };

@@ -239,6 +239,12 @@ fn describe_subvolume(item: &SubvolumeItem) -> String {
     if let Some(Origin { subvolume, generation }) = item.origin {
         origin += &format!(", fork of the snapshot of {generation} of subvolume {subvolume}");
     }
+    if item.is_joined {
+        origin += ", joined";
+    }
+    if item.notes_inherited {
+        origin += ", notes what it gives up of its origin's";
+    }
     if item.continues {
         origin += ", continues it";
     }

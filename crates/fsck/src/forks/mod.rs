@@ -10,7 +10,7 @@ pub(crate) use compare::{Foreign, not_of_origin};
 use crate::checker::Checker;
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::trees::ExpectedNode;
-use cairn_format::{Generation, Key, Node, Origin, SubvolumeItem, TreeId};
+use cairn_format::{Generation, Inheritance, Key, Node, Origin, SubvolumeItem, TreeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// So many forks are read with all that they share with their origins.
@@ -24,6 +24,10 @@ pub(crate) struct Lineage {
     /// What was born up to there is counted where others have it: in the origin, or, of a tree that
     /// is being removed, in the newest snapshot.
     counted_elsewhere: Generation,
+    /// Nodes of other trees that were made up to then may be in it.
+    made_until: Generation,
+    /// Its dead lists also have what it gave up of what its origin has.
+    pub(crate) notes_inherited: bool,
     /// Of a tree that is being removed: what stands in nodes wholly below this was given up.
     cursor: Key,
 }
@@ -33,6 +37,8 @@ impl Lineage {
     pub(crate) const UNKNOWN: Self = Self {
         origin: Some(Generation(u64::MAX)),
         counted_elsewhere: Generation(u64::MAX),
+        made_until: Generation(u64::MAX),
+        notes_inherited: true,
         cursor: Key::MIN,
     };
 
@@ -40,7 +46,8 @@ impl Lineage {
     pub(crate) fn of(item: &SubvolumeItem) -> Self {
         let origin = item.origin.map(|origin| origin.generation);
         let counted_elsewhere = origin.unwrap_or_default();
-        Self { origin, counted_elsewhere, cursor: Key::MIN }
+        let Inheritance { made_until, is_noted: notes_inherited, .. } = item.inheritance();
+        Self { origin, counted_elsewhere, made_until, notes_inherited, cursor: Key::MIN }
     }
 
     /// Of the tree of a subvolume that is being removed; `newest` is its newest snapshot, or 0.
@@ -58,7 +65,7 @@ impl Lineage {
 
     /// Whether the superblock's number of inodes has those of the tree.
     pub(crate) fn counts_inodes(&self) -> bool {
-        self.origin.is_none() && self.cursor == Key::MIN
+        self.made_until == Generation(0) && self.cursor == Key::MIN
     }
 
     /// Whether a fork has what was born then from its origin.
@@ -78,7 +85,7 @@ impl Lineage {
     /// is not in that.
     pub(crate) fn accepts(&self, node: &Node, tree: TreeId) -> bool {
         let is_ancestor = node.tree().holds_files() && node.tree() < tree;
-        node.tree() == tree || is_ancestor && self.is_of_origin(node.generation())
+        node.tree() == tree || is_ancestor && node.generation() <= self.made_until
     }
 }
 

@@ -42,6 +42,8 @@ impl Forks {
             };
             item.origin = item.origin.filter(stays);
             item.continues &= item.origin.is_some();
+            // The new dead lists have nothing of what was given up.
+            item.notes_inherited = false;
             if let Some(origin) = item.origin
                 && (trees.contains_key(&id) || item.is_nameless())
             {

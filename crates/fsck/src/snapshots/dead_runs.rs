@@ -73,6 +73,14 @@ fn of_run(
         let is_possible = (1..=of.boundary().0.min(since.0)).contains(&run.birth.0);
         return (!is_possible).then(|| "impossible in a list that is discarded".into());
     }
+    if let Some((id, since)) = owner {
+        let lineage = checker.lineage_of(id);
+        if lineage.is_of_origin(run.birth) && lineage.notes_inherited {
+            // The origin has them, and is counted.
+            let is_possible = (1..=since.0).contains(&run.birth.0);
+            return (!is_possible).then(|| format!("impossible in a list since {since}"));
+        }
+    }
     let twice = checker.referenced.insert(run.range);
     let (id, since) = owner?;
     let is_of_origin = checker.lineage_of(id).is_of_origin(run.birth);

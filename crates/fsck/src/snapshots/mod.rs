@@ -308,7 +308,8 @@ fn of_nameless(of: &SubvolumeSnapshots, item: &SubvolumeItem, all_known: bool) -
     if let Some((made, _)) = of.snapshots.iter().find(|(_, item)| !item.is_hidden) {
         problems.push(format!("has lost its name, but has a snapshot of {made} with a name"));
     }
-    if all_known && of.snapshots.is_empty() && !item.is_headless {
+    let notes_inherited = item.inheritance().is_noted;
+    if all_known && of.snapshots.is_empty() && !item.is_headless && !notes_inherited {
         problems.push("is being removed, but has dead lists without snapshots".into());
     }
     if let Some((since, _)) = of.lists.range(newest..).next().filter(|_| !item.is_dying) {

@@ -274,8 +274,7 @@ impl Trees {
         let inheritance = item.inheritance();
         let newest = records.tree.last(Key::all_of_subvolume(id, ItemKind::Snapshot))?;
         let newest = newest.map_or(Generation(0), |(key, _)| Generation(key.offset));
-        let notes_inherited = inheritance.is_noted && inheritance.origin.0 > 0;
-        if newest.0 == 0 && !notes_inherited {
+        if newest.0 == 0 && !inheritance.is_noted {
             return Ok(Boundary::default().inheriting(inheritance));
         }
         let list = records.tree.last(Key::all_of_subvolume(id, ItemKind::DeadList))?;
