@@ -3,7 +3,7 @@
 use crate::Tree;
 use crate::test_support::{Model, TestVolume, key};
 use cairn_environment::random::Seeded;
-use cairn_format::{Generation, Key, TREE_FILES, TreeId};
+use cairn_format::{Generation, Inheritance, Key, TREE_FILES, TreeId};
 use cairn_space::Boundary;
 use std::sync::Arc;
 
