@@ -69,6 +69,11 @@ impl Boundary {
         Generation(self.newest_seen.load(Ordering::Acquire))
     }
 
+    /// Whether anything that dies is for the dead list.
+    pub fn notes_deaths(&self) -> bool {
+        self.newest().0 > 0 || self.notes_inherited && self.origin().0 > 0
+    }
+
     /// The dead list that takes what dies now.
     pub fn list(&self) -> u64 {
         self.list.load(Ordering::Acquire)

@@ -186,8 +186,8 @@ impl Store {
         let mut operation = self.begin_on_snapshots(id)?;
         let boundary = operation.subvolume().open_tree().map(Tree::boundary);
         let records = self.trees.lock_records();
-        let is_open = boundary
-            .is_some_and(|boundary| boundary.shared_until().0 > 0 && boundary.list() == list);
+        let is_open =
+            boundary.is_some_and(|boundary| boundary.notes_deaths() && boundary.list() == list);
         let has_snapshot = self.trees.has_snapshot(id, since)?;
         // What died in this transaction is not in the list yet.
         let is_empty = !self.space.has_dead(list)

@@ -66,11 +66,13 @@ fn of_run(
     if !checker.reader.contains(run.range) {
         return Some("they lie outside the volume".into());
     }
+    let origin = owner.and_then(|(id, _)| checker.lineage_of(id).origin).unwrap_or_default();
     if let Some((id, since)) = owner
         && let Some(of) = checker.snapshots.of.get(&id).filter(|of| of.discards(since))
     {
-        // The newest snapshot has them, and is counted.
-        let is_possible = (1..=of.boundary().0.min(since.0)).contains(&run.birth.0);
+        // The newest snapshot or the origin has them, and is counted.
+        let counted = of.boundary().max(origin).min(since);
+        let is_possible = (1..=counted.0).contains(&run.birth.0);
         return (!is_possible).then(|| "impossible in a list that is discarded".into());
     }
     if let Some((id, since)) = owner {

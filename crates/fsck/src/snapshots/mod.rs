@@ -274,8 +274,16 @@ fn of_subvolume(
             problems.push(format!("has a snapshot of {generation}, but no dead list since then"));
         }
     }
+    let inheritance = item.map(SubvolumeItem::inheritance).unwrap_or_default();
+    // A fork's lists begin with its origin, and with that of one that it was joined with.
+    let is_fork = inheritance.made_until.0 > 0;
+    let may_begin = |since| is_possible(since) || is_fork && (1..=newest.0).contains(&since.0);
+    let is_open = of.lists.last_key_value().is_some_and(|(since, _)| *since >= inheritance.origin);
+    if all_known && inheritance.is_noted && !of.is_nameless && !is_open {
+        problems.push("is a fork, but has no dead list for what it has inherited".into());
+    }
     for (since, list) in &of.lists {
-        if !is_possible(*since) {
+        if !may_begin(*since) {
             problems.push(format!("has dead list {list} since {since}; the newest is {newest}"));
         }
         let next = checker.superblock.next_list;
