@@ -16,7 +16,9 @@
 //! Nothing is joined
 //! - while one of both is dying, has no item yet, or has a cleanup (of the subvolume without a head);
 //! - if one of them is a fork that notes nothing, as older versions made them;
-//! - while names of other subvolumes in the fork are its origin's.
+//! - while names of other subvolumes in the fork are its origin's;
+//! - while the fork can be applied to another subvolume, which has come into the place of the one
+//!   without a head: what the fork has changed is told by comparing it with that snapshot.
 //!
 //! Invariant: a fork that is joined reads nodes that others have made, up to the transaction that
 //! made it.
@@ -58,8 +60,20 @@ impl Store {
             && !self.cut_work.wants_fork_of(Source::Snapshot(origin))
             && of_fork.notes_inherited
             && !of_fork.is_dying
-            && !of_fork.names_others;
+            && !of_fork.names_others
+            && !self.has_others_in_line(records, id, fork)?;
         Ok(can_be.then_some(Heir { fork, snapshot }))
+    }
+
+    /// Whether a subvolume with a name but `fork` is in the line of `id`: it would get the changes
+    /// of an application of `fork`.
+    fn has_others_in_line(&self, records: &Records<'_>, id: TreeId, fork: TreeId) -> Result<bool> {
+        for other in self.trees.line_of(id)? {
+            if other != id && other != fork && !records.item(other)?.is_nameless() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Joins the headless `subvolume` with its last fork, if that can be. Then returns the root
