@@ -311,6 +311,8 @@ fn items_round_trip() {
         origin: None,
         names_others: false,
         continues: false,
+        notes_inherited: true,
+        is_joined: true,
         cursor: Key::MIN,
         dying_root: None,
     };

@@ -142,12 +142,16 @@ impl SubvolumeItem {
         self.is_dying || self.is_headless
     }
 
+    /// It began as a fork.
+    pub fn is_fork(&self) -> bool {
+        self.origin.is_some() || self.is_joined
+    }
+
     /// What it has of others.
     pub fn inheritance(&self) -> Inheritance {
-        let is_fork = self.origin.is_some() || self.is_joined;
         Inheritance {
             origin: self.origin.map_or(Generation(0), |origin| origin.generation),
-            made_until: if is_fork { self.generation } else { Generation(0) },
+            made_until: if self.is_fork() { self.generation } else { Generation(0) },
             is_noted: self.notes_inherited && self.origin.is_some(),
         }
     }
@@ -230,7 +234,7 @@ impl SubvolumeItem {
         if names_others && (origin.is_none() || is_headless) {
             return Err(damaged("subvolume with names of an origin that it can't have".into()));
         }
-        if continues && origin.is_none() {
+        if continues && origin.is_none() && !is_joined {
             return Err(damaged("subvolume that continues another one, and is no fork".into()));
         }
         if cursor != Key::MIN && !is_dying {

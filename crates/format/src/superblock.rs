@@ -52,9 +52,15 @@ impl Features {
     pub const SNAPSHOTS: u64 = 1 << 2;
     /// Incompatible: there may be forks. Comes with [`Self::SNAPSHOTS`].
     pub const FORKS: u64 = 1 << 3;
+    /// Incompatible: forks may note what they give up of what they have inherited, and may have
+    /// been joined with what they came from. Comes with [`Self::FORKS`].
+    pub const JOINING: u64 = 1 << 4;
     /// The incompatible features that this version knows.
-    pub const INCOMPATIBLE_KNOWN: u64 =
-        Self::IMPLICIT_BITMAPS | Self::SUBVOLUMES | Self::SNAPSHOTS | Self::FORKS;
+    pub const INCOMPATIBLE_KNOWN: u64 = Self::IMPLICIT_BITMAPS
+        | Self::SUBVOLUMES
+        | Self::SNAPSHOTS
+        | Self::FORKS
+        | Self::JOINING;
 
     /// Whether files note a directory of theirs.
     pub fn has_parents(&self) -> bool {
@@ -74,6 +80,11 @@ impl Features {
     /// Whether the volume may have forks.
     pub fn has_forks(&self) -> bool {
         self.incompatible & Self::FORKS != 0
+    }
+
+    /// Whether forks may note what they give up, and may have been joined.
+    pub fn has_joining(&self) -> bool {
+        self.incompatible & Self::JOINING != 0
     }
 }
 

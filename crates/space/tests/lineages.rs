@@ -1,5 +1,5 @@
 //! A model of lineages, dead lists and deletions, as `docs/copy-on-write.md` describes them: all
-//! histories of a few steps, and random long ones. The product has none of this yet.
+//! histories of a few steps, and random long ones.
 //!
 //! In every state no block that a living tree reaches is free, none is freed twice, lists and
 //! boundaries say what trees contain, and what a crash would leave is whole. From every state
@@ -26,7 +26,8 @@ use mistakes::ALL;
 use search::{Start, search, walk};
 
 /// Starts, and the number of further steps of which all histories are tried.
-const SEARCHES: [(Start, usize); 3] = [(Start::New, 6), (Start::Snapshots, 4), (Start::Fork, 4)];
+const SEARCHES: [(Start, usize); 4] =
+    [(Start::New, 6), (Start::Snapshots, 4), (Start::Fork, 4), (Start::Headless, 3)];
 const LONGEST: usize = 6;
 const WALKS: u64 = 3_000;
 const WALK_STEPS: usize = 60;

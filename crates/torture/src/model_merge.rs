@@ -195,11 +195,17 @@ impl Model {
     /// The fork with the root directory `root`: what it began with, and the subvolume that gets its
     /// changes.
     fn application(&self, root: NodeId) -> Result<(&Tree, NodeId), Failure> {
-        let first = self.firsts.get(&root).unwrap_or(&root);
-        let (origin, tree) = self.begins.get(first).ok_or(Failure::InvalidArgument)?;
+        let mut root = root;
+        let mut none = Failure::InvalidArgument;
         let is_there = |root: &NodeId| self.nodes.get(root).is_some_and(|node| !node.is_stale);
-        let target = self.line_of(*origin).into_iter().rfind(is_there);
-        Ok((tree, target.ok_or(Failure::NotFound)?))
+        // If what it came from is gone, it counts as a fork of what that was a fork of.
+        while let Some((origin, tree)) = self.begins.get(self.firsts.get(&root).unwrap_or(&root)) {
+            if let Some(target) = self.line_of(*origin).into_iter().rfind(is_there) {
+                return Ok((tree, target));
+            }
+            (root, none) = (*origin, Failure::NotFound);
+        }
+        Err(none)
     }
 
     /// The names in a subvolume that lead to other ones.

@@ -43,7 +43,7 @@ pub fn expect_removals_to_end(volume: &Volume) -> Result<(), String> {
 fn lacks_space(volume: &Volume) -> Result<bool, Error> {
     let space = volume.space();
     let available_bytes = space.available_blocks * u64::from(space.block_size);
-    let has_forks = volume.subvolumes()?.iter().any(|info| info.origin.is_some());
+    let has_forks = volume.subvolumes()?.iter().any(|info| info.is_fork);
     let has_snapshots = has_forks || !volume.snapshotted_subvolumes()?.is_empty();
     Ok(has_snapshots && available_bytes < PLENTY_BYTES)
 }

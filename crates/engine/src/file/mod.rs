@@ -28,7 +28,7 @@ pub(crate) mod planned_read;
 pub(crate) mod read;
 mod reclaim;
 pub(crate) mod removal_queue;
-mod snapshots;
+pub(crate) mod snapshots;
 pub(crate) mod staged;
 mod subvolumes;
 pub(crate) mod sync;

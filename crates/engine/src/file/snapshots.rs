@@ -16,12 +16,12 @@ use cairn_format::Generation;
 const TRIES: usize = 8;
 
 /// As long as it lives, the nodes of these snapshots stay, also if they are deleted.
-pub(crate) struct LongRead<'a, const N: usize> {
+pub(crate) struct LongRead<'a> {
     files: &'a Files,
-    roots: [InodeId; N],
+    roots: Vec<InodeId>,
 }
 
-impl<const N: usize> Drop for LongRead<'_, N> {
+impl Drop for LongRead<'_> {
     fn drop(&mut self) {
         let due = self.files.long_reads.end(&self.roots);
         due.into_iter().for_each(|work| self.files.queue(work));
@@ -38,11 +38,18 @@ impl Files {
     pub(crate) fn begin_long_read<const N: usize>(
         &self,
         roots: [InodeId; N],
-    ) -> Result<LongRead<'_, N>> {
+    ) -> Result<LongRead<'_>> {
         self.long_reads.begin(&roots);
-        let reading = LongRead { files: self, roots };
+        let reading = LongRead { files: self, roots: roots.to_vec() };
         roots.into_iter().try_for_each(|root| self.enter(root))?;
         Ok(reading)
+    }
+
+    /// Begins to read snapshots that the forks with these root directories began as: they are
+    /// not joined meanwhile. The caller looks then whether that snapshot is still there.
+    pub(crate) fn begin_base_read(&self, forks: &[InodeId]) -> LongRead<'_> {
+        self.long_reads.begin(forks);
+        LongRead { files: self, roots: forks.to_vec() }
     }
 
     /// Makes a snapshot of the subvolume with the root directory `root`.

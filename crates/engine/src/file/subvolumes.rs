@@ -72,6 +72,7 @@ impl Files {
             let ending = Ending {
                 is_interrupted: &|| self.orphans.queue.is_closing(),
                 unload: &|snapshot| self.unload_unless_read(snapshot, orphan),
+                is_applied: &|fork| self.long_reads.postpones(fork, orphan),
             };
             let removed = self.unload_and_remove(number, &ending);
             for other in removed.iter().flatten() {

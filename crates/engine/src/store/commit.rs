@@ -224,6 +224,9 @@ impl Store {
         if settings.has_forks {
             features.incompatible |= Features::FORKS;
         }
+        if settings.has_joining {
+            features.incompatible |= Features::JOINING;
+        }
         Superblock {
             generation: frozen.generation,
             features,

@@ -56,6 +56,17 @@ pub(crate) struct ForeignEntry {
     pub(crate) name: Vec<u8>,
 }
 
+/// What a fork can be applied to.
+pub(crate) struct Origins {
+    /// Both have come from this snapshot.
+    pub(crate) snapshot: Origin,
+    /// The root directories of subvolumes, one of which may be joined with what it came from.
+    pub(crate) heirs: Vec<InodeId>,
+    /// The root directories of the subvolume that the snapshot was made of, and of those that
+    /// rollbacks have put into its place, as far as they are there: the last one first.
+    pub(crate) roots: Vec<InodeId>,
+}
+
 impl Store {
     /// Nodes that making a fork takes, if the tree of subvolumes grows by so many levels until the
     /// cut: of a live subvolume for a snapshot and the fork's item, and for the first trees; of a
@@ -188,28 +199,35 @@ impl Store {
         Ok(id)
     }
 
-    /// The snapshot that the fork with the root directory `fork` began as, and the root directories
-    /// of the subvolume that this was made of, and of those that rollbacks have put into its place,
-    /// as far as they are there: the last one first.
-    pub(crate) fn origins_of_fork(&self, fork: InodeId) -> Result<(Origin, Vec<InodeId>)> {
+    /// What the fork with the root directory `fork` can be applied to. If that is gone, it counts
+    /// as a fork of what that was a fork of.
+    pub(crate) fn origins_of_fork(&self, fork: InodeId) -> Result<Option<Origins>> {
         let of = self.trees.subvolume(fork)?;
         if of.snapshot.is_some() {
             return Err(Error::InvalidArgument("a snapshot"));
         }
         of.check_alive()?;
-        let first = self.trees.first_of_line(of.id)?;
         let records = self.trees.lock_records();
-        let item = records.find(first)?;
-        let origin = item.and_then(|item| item.origin);
-        let origin = origin.ok_or(Error::InvalidArgument("the subvolume is not a fork"))?;
-        let mut roots = Vec::new();
-        for id in self.trees.line_of(origin.subvolume)?.into_iter().rev() {
-            let is_there = records.find(id)?.is_some_and(|item| !item.is_nameless());
-            if is_there && !self.trees.is_forming(id) {
-                roots.push(InodeId::root_of(self.trees.slot_of(id)?));
-            }
+        let mut first = self.trees.first_of_line(of.id)?;
+        if !records.item(first)?.is_fork() || records.item(first)?.continues {
+            return Err(Error::InvalidArgument("the subvolume is not a fork"));
         }
-        Ok((origin, roots))
+        let mut heirs = Vec::new();
+        while let Some(origin) = records.item(first)?.origin {
+            heirs.push(InodeId::root_of(self.trees.slot_for_work(first)?));
+            let mut roots = Vec::new();
+            for id in self.trees.line_of(origin.subvolume)?.into_iter().rev() {
+                let is_there = records.find(id)?.is_some_and(|item| !item.is_nameless());
+                if is_there && !self.trees.is_forming(id) {
+                    roots.push(InodeId::root_of(self.trees.slot_of(id)?));
+                }
+            }
+            if !roots.is_empty() {
+                return Ok(Some(Origins { snapshot: origin, heirs, roots }));
+            }
+            first = self.trees.first_of_line(origin.subvolume)?;
+        }
+        Ok(None)
     }
 
     /// Returns when a fork is durable, or else can be read if it is early, and is known. Nobody

@@ -92,8 +92,9 @@ impl Store {
             // It may look for runs in lists that would go.
             let root = InodeId::root_of(subvolume.slot);
             self.clean_up(root, Pace::Hurried, ending.is_interrupted, ending.unload)?;
+            self.cut_work.wait_for_readers(subvolume.id, ending.unload)?;
             let mut operation = self.begin_for_join(heir.fork)?;
-            let step = operation.join(subvolume)?;
+            let step = operation.join(subvolume, ending)?;
             operation.leave_unlogged();
             match step {
                 Step::ListMoved => {}
@@ -124,7 +125,7 @@ enum Step {
 impl Operation<'_> {
     /// A step of the operation's subvolume, which is a fork, towards being joined with the last
     /// snapshot of the headless subvolume `of`.
-    fn join(&mut self, of: &Subvolume) -> Result<Step> {
+    fn join(&mut self, of: &Subvolume, ending: &Ending<'_>) -> Result<Step> {
         let (store, fork) = (self.store(), self.subvolume().id);
         let records = store.trees.lock_records();
         let heir = store.heir_of(&records, of.id)?.filter(|heir| heir.fork == fork);
@@ -141,6 +142,9 @@ impl Operation<'_> {
             tree.insert(&change, to, &DeadListItem { list }.encode())?;
             return Ok(Step::ListMoved);
         }
+        if (ending.is_applied)(InodeId::root_of(self.subvolume().slot)) {
+            return Ok(Step::Impossible);
+        }
         let (item, of_fork) = (records.item(of.id)?, records.item(fork)?);
         let oldest = item.inheritance().origin;
         store.cut_work.note_deletion(self.generation());
@@ -151,7 +155,8 @@ impl Operation<'_> {
         let key = Key::of_subvolume(fork, ItemKind::Cleanup, snapshot);
         tree.insert(&change, key, &cleanup.encode())?;
         records.remove(&change, of.id)?;
-        let continues = item.continues && of_fork.continues;
+        // Without an origin it is the first one of its line.
+        let continues = of_fork.continues && (item.continues || item.origin.is_none());
         let notes_inherited = of_fork.notes_inherited && item.notes_inherited;
         let joined = SubvolumeItem {
             origin: item.origin,

@@ -50,6 +50,9 @@ pub(crate) struct Ending<'f> {
     pub(crate) is_interrupted: &'f dyn Fn() -> bool,
     /// Waits for those who still read the snapshot with this root directory, or fails.
     pub(crate) unload: &'f dyn Fn(InodeId) -> Result<()>,
+    /// Whether somebody reads what the fork with this root directory began as. Then the work is
+    /// done later.
+    pub(crate) is_applied: &'f dyn Fn(InodeId) -> bool,
 }
 
 impl Store {
@@ -78,8 +81,8 @@ impl Store {
     }
 
     /// Does what there is to do in a subvolume without a name. Returns root directories of others
-    /// where there may be something to do now: of its origin, if the last of it is gone, and of the
-    /// fork that it was joined with.
+    /// where there may be something to do now: of its origin, if the last of it is gone, of the
+    /// fork that it was joined with, and of others in its line.
     ///
     /// # Errors
     /// [`Error::NoSpace`]: it is to be tried again after a commit. Those of [`Ending::unload`].
@@ -110,27 +113,31 @@ impl Store {
     }
 
     fn end_parts(&self, subvolume: &Subvolume, ending: &Ending<'_>) -> Result<Vec<InodeId>> {
-        let id = subvolume.id;
+        let (id, mut others) = (subvolume.id, Vec::new());
         loop {
             let item = self.trees.lock_records().find(id)?;
             let Some(item) = item.filter(SubvolumeItem::is_nameless) else {
-                return Ok(Vec::new());
+                return Ok(others);
             };
             let root_of_origin = || {
                 let root = |origin: Origin| self.trees.slot_for_work(origin.subvolume);
                 Result::Ok(item.origin.map(root).transpose()?.map(InodeId::root_of))
             };
             if item.is_dying {
+                others.extend(self.headless_in_line(id)?);
                 if !self.remove_part(subvolume, ending)? {
                     return Ok(Vec::new());
                 }
                 if self.trees.lock_records().find(id)?.is_none() {
-                    return Ok(root_of_origin()?.into_iter().collect());
+                    others.extend(root_of_origin()?);
+                    return Ok(others);
                 }
             } else if self.is_newest_needed(&self.trees.lock_records(), id)? {
-                let joined = self.join_last_fork(subvolume, ending)?;
-                let origin = if joined.is_some() { root_of_origin()? } else { None };
-                return Ok(joined.into_iter().chain(origin).collect());
+                if let Some(joined) = self.join_last_fork(subvolume, ending)? {
+                    others.push(joined);
+                    others.extend(root_of_origin()?);
+                }
+                return Ok(others);
             } else {
                 let root = InodeId::root_of(subvolume.slot);
                 self.clean_up(root, Pace::Hurried, ending.is_interrupted, ending.unload)?;
@@ -142,6 +149,19 @@ impl Store {
                 operation.leave_unlogged();
             }
         }
+    }
+
+    /// The root directories of headless subvolumes in the line of `id`. Without that, one of them
+    /// may be joined.
+    fn headless_in_line(&self, id: TreeId) -> Result<Vec<InodeId>> {
+        let mut found = Vec::new();
+        for other in self.trees.line_of(id)? {
+            let item = self.trees.lock_records().find(other)?;
+            if other != id && item.is_some_and(|item| item.is_headless) {
+                found.push(InodeId::root_of(self.trees.slot_for_work(other)?));
+            }
+        }
+        Ok(found)
     }
 
     /// Whether the newest snapshot of the headless subvolume `id` has to stay.

@@ -45,7 +45,10 @@ pub struct SubvolumeInfo {
     pub is_default: bool,
     /// Its directory has no name any more, and its content is being removed.
     pub is_dying: bool,
-    /// It is a fork of this subvolume's snapshot that this transaction made.
+    /// It began as a fork.
+    pub is_fork: bool,
+    /// It is a fork of this subvolume's snapshot that this transaction made. Once nothing but it is
+    /// left of that, it is one of what that was a fork of, or has no origin any more.
     pub origin: Option<(u64, u64)>,
     /// It is a fork, and names of its origin's subvolumes stand in it, which were to be removed
     /// before it was shown. They are hidden, but sizes and link counts of directories have them.
@@ -205,6 +208,7 @@ impl Store {
                 created_ns: item.created_ns,
                 is_default: id == default,
                 is_dying,
+                is_fork: item.is_fork(),
                 origin: item.origin.map(|origin| (origin.subvolume.0, origin.generation.0)),
                 hides_names: item.names_others,
                 continues: item.continues,

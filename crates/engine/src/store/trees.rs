@@ -188,6 +188,8 @@ pub(crate) struct Trees {
     moves: AtomicU64,
     /// There has been a fork.
     has_forks: AtomicBool,
+    /// There has been one that notes what it gives up of what it has inherited.
+    has_joining: AtomicBool,
     /// Whether files note a directory of theirs, since the volume is of a build that knows how.
     pub(crate) note_parents: bool,
     /// Trees that ended since the last cut. Changed by those who have joined.
@@ -233,6 +235,7 @@ impl Trees {
             relations: KnownRelations::new(),
             moves: AtomicU64::new(0),
             has_forks: AtomicBool::new(superblock.features.has_forks()),
+            has_joining: AtomicBool::new(superblock.features.has_joining()),
             note_parents: superblock.features.has_parents(),
             ended: Mutex::new(Rank::LEAF, Vec::new()),
             next_tree: AtomicU64::new(superblock.next_tree.0),
@@ -531,6 +534,7 @@ impl Trees {
             has_subvolumes: self.records.get().is_some(),
             has_snapshots: self.dead.get().is_some(),
             has_forks: self.has_forks.load(Ordering::Acquire),
+            has_joining: self.has_joining.load(Ordering::Acquire),
             next_list: self.next_list.load(Ordering::Acquire),
             next_tree: TreeId(self.next_tree.load(Ordering::Acquire)),
             default_subvolume: self.default_subvolume(),

@@ -1,4 +1,5 @@
-//! What happens in a cut: snapshots, clones, deletions, joining of lineages.
+//! What happens in a cut: snapshots, clones, deletions, joining of lineages. The product joins in an
+//! operation, which is in one transaction, too.
 use crate::mistakes::Mistake;
 use crate::volume::{Cleanup, Dying, OPEN, Outcome, Snapshot, Stage, Subvolume, Volume};
 
@@ -43,10 +44,9 @@ impl Volume {
         match request {
             Request::Nothing => true,
             Request::Snapshot { head } | Request::Fork { head } => {
-                // The members of a lineage differ in generation, also after a joining.
+                // What a clone began as and its members differ in generation.
                 is_live(head)
-                    && (self.origin(head) < self.generation
-                        || self.has(Mistake::CloneSnapshottedAtOnce))
+                    && self.origin(head) < self.generation
                     && !self.members(head).contains(&self.generation)
             }
             Request::Clone { subvolume, generation } => {
@@ -74,10 +74,14 @@ impl Volume {
         let Some(clone) = self.find(clone) else { return false };
         let Some((part, generation)) = clone.origin else { return false };
         let Some(origin) = self.at(part, generation) else { return false };
+        let is_dying = |id: u8| self.dying.iter().any(|dying| dying.subvolume == id);
         clone.stage != Stage::Gone
+            && !is_dying(clone.id)
             && origin.deferred
-            && origin.clones == 1
-            && self.members(part).last() == Some(&generation)
+            && (origin.clones == 1 || self.has(Mistake::JoinWithOtherClones))
+            && (self.members(part) == [generation] || self.has(Mistake::JoinWithOtherMembers))
+            && (!self.has_cleanups(part) || self.has(Mistake::JoinUnderCleanup))
+            && (!is_dying(part) || self.has(Mistake::JoinWhileDying))
             && self.find(part).is_some_and(|part| part.stage == Stage::Headless)
     }
 
@@ -191,22 +195,41 @@ impl Volume {
         Ok(())
     }
 
-    /// The clone that alone holds the newest snapshot of a headless lineage continues the lineage.
-    /// The product leaves both parts where they are; here everything is renamed.
+    /// The last clone of a lineage of which nothing else is left takes over what it has from it.
     fn join_lineages(&mut self, clone: u8) -> Outcome {
-        let Some((part, generation)) = self.subvolume(clone)?.origin else {
-            return Err("no clone".into());
-        };
-        self.at_mut(part, generation)?.clones = 0;
-        self.subvolume(clone)?.origin = self.subvolume(part)?.origin;
-        let rename = |id: &mut u8| *id = if *id == part { clone } else { *id };
-        self.snapshots.iter_mut().for_each(|snapshot| rename(&mut snapshot.subvolume));
-        self.lists.iter_mut().for_each(|list| rename(&mut list.subvolume));
-        self.cleanups.iter_mut().for_each(|cleanup| rename(&mut cleanup.subvolume));
-        self.dying.iter_mut().for_each(|dying| rename(&mut dying.subvolume));
-        let origins = self.subvolumes.iter_mut().filter_map(|other| other.origin.as_mut());
-        origins.for_each(|(id, _)| rename(id));
+        let origin = self.subvolume(clone)?.origin;
+        let (part, generation) = origin.ok_or("no clone")?;
+        let (above, oldest) = (self.subvolume(part)?.origin, self.origin(part));
+        let is_last = |other: &Snapshot| (other.subvolume, other.generation) == (part, generation);
+        self.snapshots.retain(|other| !is_last(other));
+        if self.has(Mistake::JoinDropsLists) {
+            self.lists.retain(|list| list.subvolume != part);
+        }
+        let of_part = self.lists.iter_mut().filter(|list| list.subvolume == part);
+        of_part.for_each(|list| list.subvolume = clone);
         self.subvolumes.retain(|other| other.id != part);
+        let forgets_origin = self.has(Mistake::JoinForgetsOrigin);
+        self.subvolume(clone)?.origin = above.filter(|_| !forgets_origin);
+        let first = self.members(clone).first().copied();
+        if first.is_none() && !self.has(Mistake::JoinKeepsBoundary) {
+            self.subvolume(clone)?.boundary = oldest;
+        }
+        let mut cleanup = Cleanup {
+            subvolume: clone,
+            oldest,
+            newest: generation,
+            from: generation,
+            to: first.unwrap_or(self.generation),
+        };
+        if self.has(Mistake::JoinTakesLaterLists) {
+            cleanup.to = OPEN;
+        }
+        if self.has(Mistake::JoinTakesOldest) {
+            cleanup.oldest = 0;
+        }
+        if !self.has(Mistake::JoinWithoutCleanup) {
+            self.cleanups.push(cleanup);
+        }
         Ok(())
     }
 

@@ -23,8 +23,6 @@ mistakes! {
     UnchangedByGeneration,
     /// A clone starts without a boundary.
     CloneWithoutBoundary,
-    /// A clone gets a snapshot in the cut that makes it: two members of a lineage, one generation.
-    CloneSnapshottedAtOnce,
     /// A fork leaves its snapshot to anybody who deletes it.
     ForkDoesNotCount,
     /// A snapshot that has clones is deleted like any other.
@@ -65,6 +63,28 @@ mistakes! {
     ListsJoinedUnderCleanup,
     /// Lists are joined over a snapshot that holds some of their runs.
     ListsJoinedOverSnapshot,
+    /// A clone does not note what it gives up of what it has from its origin.
+    InheritedNotNoted,
+    /// A clone is joined that is not the only one of the snapshot.
+    JoinWithOtherClones,
+    /// A clone is joined with a lineage that has other snapshots.
+    JoinWithOtherMembers,
+    /// A clone is joined with a lineage that has a cleanup.
+    JoinUnderCleanup,
+    /// A clone is joined with a lineage of which a tree is still being removed.
+    JoinWhileDying,
+    /// Lists of the lineage do not go to the clone that it is joined with.
+    JoinDropsLists,
+    /// A clone that is joined has no origin any more, though the lineage had one.
+    JoinForgetsOrigin,
+    /// A clone that is joined keeps its boundary.
+    JoinKeepsBoundary,
+    /// A joining leaves what had died in the clone before.
+    JoinWithoutCleanup,
+    /// The cleanup of a joining also takes lists of snapshots of the clone.
+    JoinTakesLaterLists,
+    /// The cleanup of a joining also takes what is the origin's of the lineage.
+    JoinTakesOldest,
     /// Replay frees what it replaces, and asks no boundary.
     ReplayWithoutLists,
     /// Replay frees at once what the superblock still has.

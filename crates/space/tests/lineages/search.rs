@@ -37,6 +37,9 @@ pub enum Start {
     Snapshots,
     /// A head, its fork, and a change of both.
     Fork,
+    /// A lineage without a head: two snapshots, the second of which is the origin of a clone that
+    /// has changed.
+    Headless,
 }
 
 impl Start {
@@ -52,11 +55,22 @@ impl Start {
                 put(0),
             ],
             Start::Fork => vec![cut(Request::Fork { head: 0 }), put(0), put(FIRST_CLONE)],
+            Start::Headless => vec![
+                cut(Request::Snapshot { head: 0 }),
+                put(0),
+                cut(Request::Fork { head: 0 }),
+                put(FIRST_CLONE + 1),
+                cut(Request::DeleteHead { head: 0 }),
+            ],
         };
         let mut machine = Machine::new(mistake);
         for place in 0..steps.len() {
             let outcome = step(&mut machine, steps[place]);
             outcome.map_err(|what| Finding { steps: steps[..=place].to_vec(), what })?;
+        }
+        while let Some(next) = machine.background(false).first().copied() {
+            let outcome = step(&mut machine, next);
+            outcome.map_err(|what| Finding { steps: steps.clone(), what })?;
         }
         canonical(&mut machine);
         Ok(machine)
@@ -130,7 +144,9 @@ fn next_deletion(machine: &Machine, order: Order) -> Option<Request> {
         _ => false,
     };
     match order {
-        Order::Nothing => requests.retain(deferred),
+        Order::Nothing => requests.retain(|request| {
+            deferred(request) || matches!(request, Request::JoinLineages { .. })
+        }),
         Order::OldestFirst => {}
         Order::NewestFirst => requests.reverse(),
         Order::HeadsFirst => {

@@ -219,6 +219,9 @@ impl Volume {
         let excluded = self.has(Mistake::BoundaryExcluded);
         let subvolume = self.subvolume(head)?;
         let (boundary, list) = (subvolume.boundary, subvolume.list);
+        if dead.birth <= self.origin(head) && self.has(Mistake::InheritedNotNoted) {
+            return Ok(());
+        }
         if dead.birth < boundary || (dead.birth == boundary && !excluded) {
             let list = self.lists.iter_mut().find(|other| other.id == list);
             list.ok_or("a head without a list")?.runs.push(dead);

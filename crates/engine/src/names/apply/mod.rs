@@ -24,8 +24,10 @@ mod nested;
 use super::Names;
 use super::differences::gathered::{Entry, Side};
 use super::differences::paths::{Paths, Wanted};
+use crate::file::snapshots::LongRead;
 use crate::file::staged::Staged;
 use crate::store::alone::OperationSize;
+use crate::store::forks::Origins;
 use crate::store::operation::Operation;
 use crate::types::{Applied, Apply, ApplyOptions, Conflict};
 use crate::{Error, InodeId, Result};
@@ -63,14 +65,27 @@ impl Names {
             return Err(Error::InvalidArgument("not the root directory of a subvolume"));
         }
         self.files.enter(fork)?;
-        Ok(self.store.origins_of_fork(fork)?.1)
+        Ok(self.store.origins_of_fork(fork)?.map_or(Vec::new(), |origins| origins.roots))
     }
 
     /// Which of these gets the changes of a fork.
     fn target_of_fork(&self, fork: InodeId, wanted: Option<InodeId>) -> Result<InodeId> {
-        let (_, origins) = self.store.origins_of_fork(fork)?;
+        let origins = self.origins_of_fork(fork)?;
         let is_it = |root: &InodeId| wanted.is_none_or(|wanted| wanted == *root);
         origins.into_iter().find(is_it).ok_or(Error::NotFound)
+    }
+
+    /// What this fork can be applied to. That it began as this snapshot stays so.
+    fn begin_base_read(&self, fork: InodeId) -> Result<(Origins, LongRead<'_>)> {
+        loop {
+            let began = self.store.origins_of_fork(fork)?.ok_or(Error::NotFound)?;
+            let reading = self.files.begin_base_read(&began.heirs);
+            // Whoever would join them with what they came from sees that, unless it was before.
+            let now = self.store.origins_of_fork(fork)?.ok_or(Error::NotFound)?;
+            if now.snapshot == began.snapshot && now.heirs == began.heirs {
+                return Ok((began, reading));
+            }
+        }
     }
 
     /// Applies the changes of the fork with this root directory.
@@ -78,13 +93,13 @@ impl Names {
         self.origins_of_fork(fork)?;
         self.target_of_fork(fork, options.target)?;
         self.store.check_writable()?;
-        let (began, _) = self.store.origins_of_fork(fork)?;
-        let base = self.store.trees.tree_of_snapshot(began)?;
+        let (began, _reading) = self.begin_base_read(fork)?;
+        let base = self.store.trees.tree_of_snapshot(began.snapshot)?;
         for _ in 0..TRIES {
             let target = self.target_of_fork(fork, options.target)?;
             let states = self.files.unchanging([fork, target])?;
             let (roots, way) = (states.roots(), [fork, target]);
-            let applied = self.try_apply(&base, began.generation, roots, way, options)?;
+            let applied = self.try_apply(&base, began.snapshot.generation, roots, way, options)?;
             if let Some(applied) = applied {
                 return Ok(applied);
             }

@@ -19,6 +19,7 @@ pub(crate) struct Settings {
     pub(crate) has_subvolumes: bool,
     pub(crate) has_snapshots: bool,
     pub(crate) has_forks: bool,
+    pub(crate) has_joining: bool,
     pub(crate) next_list: u64,
     pub(crate) next_tree: TreeId,
     pub(crate) default_subvolume: TreeId,
@@ -308,6 +309,7 @@ impl<'a> Records<'a> {
     pub(in crate::store) fn note_forming(&self, id: TreeId) {
         self.trees.forming.lock().insert(id.0);
         self.trees.has_forks.store(true, Ordering::Release);
+        self.trees.has_joining.store(true, Ordering::Release);
     }
 
     /// The fork `id` has its place in the line that begins with `first`, and may be seen.

@@ -145,6 +145,8 @@ mod tests {
             origin,
             names_others: false,
             continues: false,
+            notes_inherited: false,
+            is_joined: false,
             cursor: Key::MIN,
             dying_root: None,
         }
