@@ -56,11 +56,8 @@ impl Features {
     /// been joined with what they came from. Comes with [`Self::FORKS`].
     pub const JOINING: u64 = 1 << 4;
     /// The incompatible features that this version knows.
-    pub const INCOMPATIBLE_KNOWN: u64 = Self::IMPLICIT_BITMAPS
-        | Self::SUBVOLUMES
-        | Self::SNAPSHOTS
-        | Self::FORKS
-        | Self::JOINING;
+    pub const INCOMPATIBLE_KNOWN: u64 =
+        Self::IMPLICIT_BITMAPS | Self::SUBVOLUMES | Self::SNAPSHOTS | Self::FORKS | Self::JOINING;
 
     /// Whether files note a directory of theirs.
     pub fn has_parents(&self) -> bool {

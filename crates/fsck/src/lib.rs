@@ -199,6 +199,8 @@ mod fork_tests;
 #[cfg(test)]
 mod give_up_tests;
 #[cfg(test)]
+mod joining_tests;
+#[cfg(test)]
 mod lineage_end_tests;
 #[cfg(test)]
 mod log_tests;

@@ -205,8 +205,8 @@ fn found_facts(volume: &Volume, attributes: &Attributes) -> Result<Facts, Error>
     }
     xattrs.sort();
     let (id, is_subvolume) = volume.subvolume_of(inode)?;
-    let is_fork = is_subvolume
-        && volume.subvolumes()?.iter().any(|info| info.id == id && info.is_fork);
+    let is_fork =
+        is_subvolume && volume.subvolumes()?.iter().any(|info| info.id == id && info.is_fork);
     Ok(Facts {
         file_type: attributes.file_type as u8,
         is_subvolume,

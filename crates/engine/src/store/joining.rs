@@ -42,6 +42,11 @@ struct Heir {
 }
 
 impl Store {
+    /// Whether a fork can be joined with the headless subvolume `id`.
+    pub(super) fn can_be_joined(&self, records: &Records<'_>, id: TreeId) -> Result<bool> {
+        Ok(self.heir_of(records, id)?.is_some())
+    }
+
     /// The fork that can be joined with the headless subvolume `id`.
     fn heir_of(&self, records: &Records<'_>, id: TreeId) -> Result<Option<Heir>> {
         let item = records.item(id)?;

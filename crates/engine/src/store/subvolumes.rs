@@ -111,8 +111,8 @@ impl Store {
         dying
     }
 
-    /// Whether something is being removed, or is to be, of a subvolume without a name. `origins`
-    /// are those of all subvolumes.
+    /// Whether something is being removed, or is to be, of a subvolume without a name, or it is to
+    /// be joined with its last fork. `origins` are those of all subvolumes.
     fn is_being_removed(
         &self,
         id: TreeId,
@@ -124,9 +124,8 @@ impl Store {
         }
         // Of one that another thread has just removed there is no snapshot.
         let newest = self.trees.newest_snapshot(id)?;
-        let is_last = self.trees.all_snapshot_items(id).nth(1).is_none();
-        // Of the last one a fork may be joined.
-        Ok(is_last || newest.is_none_or(|(made, _)| !origins.contains(&(id.0, made.0))))
+        let is_needed = newest.is_some_and(|(made, _)| origins.contains(&(id.0, made.0)));
+        Ok(!is_needed || self.can_be_joined(&self.trees.lock_records(), id)?)
     }
 
     /// Steps 2 and 3 for the subvolume with the root directory `root`, unless the volume is being

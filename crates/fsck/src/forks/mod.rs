@@ -113,7 +113,22 @@ pub(crate) fn problems_of_items(checker: &Checker<'_>, all_known: bool) -> Vec<(
             let problem = "is headless, but the superblock says that there are no forks";
             problems.push((id, problem.to_owned()));
         }
+        let has_joining = checker.superblock.features.has_joining();
+        let noted = [
+            (item.notes_inherited, "notes what it gives up of what it has inherited"),
+            (item.is_joined, "was joined"),
+        ];
+        for (_, what) in noted.into_iter().filter(|(is_so, _)| *is_so && !has_joining) {
+            let problem = format!("{what}, but the superblock says that there is no joining");
+            problems.push((id, problem));
+        }
         let Some(Origin { subvolume, generation }) = item.origin else { continue };
+        let newest_list = checker.snapshots.of.get(&id).and_then(|of| of.lists.last_key_value());
+        let is_open = newest_list.is_some_and(|(since, _)| *since >= generation);
+        if all_known && item.notes_inherited && !item.is_nameless() && !is_open {
+            let problem = "is a fork, but has no dead list for what it has inherited";
+            problems.push((id, problem.to_owned()));
+        }
         origins.insert((subvolume, generation));
         let shown = format!("is a fork of the snapshot of {generation} of subvolume {subvolume}");
         let exists = checker.snapshots.of.get(&subvolume).map(|of| &of.snapshots);

@@ -156,6 +156,7 @@ pub(crate) fn rebuild(
         generation,
         kept: unchanged.roots,
         has_forks: !forks.is_empty(),
+        has_joining: subvolumes.iter().flatten().any(|(_, item)| item.is_joined),
         inodes: write::counted_inodes(&trees, &forks),
         next_inode,
         next_tree: next_tree(checker, &trees),

@@ -194,6 +194,7 @@ pub(super) struct RepairCommit {
     /// Trees that stay where they are.
     pub(super) kept: BTreeMap<TreeId, NodePointer>,
     pub(super) has_forks: bool,
+    pub(super) has_joining: bool,
     /// Inodes that the superblock counts.
     pub(super) inodes: u64,
     pub(super) next_inode: u64,
@@ -248,6 +249,9 @@ pub(super) fn commit(
     let mut features = checker.superblock.features;
     if commit.has_forks {
         features.incompatible |= Features::FORKS;
+    }
+    if commit.has_joining {
+        features.incompatible |= Features::JOINING;
     }
     let superblock = Superblock {
         generation: commit.generation,

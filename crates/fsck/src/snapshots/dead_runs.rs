@@ -79,6 +79,7 @@ fn of_run(
         let lineage = checker.lineage_of(id);
         if lineage.is_of_origin(run.birth) && lineage.notes_inherited {
             // The origin has them, and is counted.
+            checker.snapshots.inherited_dead.push((id, *run));
             let is_possible = (1..=since.0).contains(&run.birth.0);
             return (!is_possible).then(|| format!("impossible in a list since {since}"));
         }

@@ -19,7 +19,7 @@ use crate::checker::Checker;
 use crate::forks::firsts_of_lines;
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_format::{
-    BlockNumber, BlockRange, CleanupItem, DeadListItem, Generation, ItemKind, Key, Node,
+    BlockNumber, BlockRange, CleanupItem, DeadListItem, DeadRun, Generation, ItemKind, Key, Node,
     NodePointer, SnapshotItem, SubvolumeItem, TreeId,
 };
 use fingerprint::{Fingerprint, Subtree};
@@ -107,6 +107,8 @@ pub(crate) struct Snapshots {
     list_owners: BTreeMap<u64, (TreeId, Generation)>,
     /// Lists that have runs.
     lists_used: BTreeSet<u64>,
+    /// What forks have noted that they gave up of what they had from their origins.
+    inherited_dead: Vec<(TreeId, DeadRun)>,
     /// Roots of the superblock's trees.
     roots: BTreeMap<TreeId, NodePointer>,
     /// Nodes that have been read and are in a snapshot, or may be.
@@ -237,6 +239,15 @@ pub(crate) fn check_items(checker: &mut Checker<'_>, all_known: bool) {
             }
         }
     }
+    let all_read = checker.lost_nodes.is_empty();
+    for (id, run) in std::mem::take(&mut checker.snapshots.inherited_dead) {
+        let mut blocks = run.range.range();
+        if all_read && !blocks.all(|block| checker.referenced.contains(block)) {
+            let (blocks, start) = (run.range.blocks, run.range.start);
+            let problem = format!("{blocks} blocks at {start} that its origin no longer has");
+            problems.push((id, format!("is a fork, and gave up {problem}")));
+        }
+    }
     for (id, problem) in problems {
         let problem = format!("subvolume {id} {problem}");
         checker.found(finding(Structure::Item, problem).in_subvolume(id));
@@ -278,10 +289,6 @@ fn of_subvolume(
     // A fork's lists begin with its origin, and with that of one that it was joined with.
     let is_fork = inheritance.made_until.0 > 0;
     let may_begin = |since| is_possible(since) || is_fork && (1..=newest.0).contains(&since.0);
-    let is_open = of.lists.last_key_value().is_some_and(|(since, _)| *since >= inheritance.origin);
-    if all_known && inheritance.is_noted && !of.is_nameless && !is_open {
-        problems.push("is a fork, but has no dead list for what it has inherited".into());
-    }
     for (since, list) in &of.lists {
         if !may_begin(*since) {
             problems.push(format!("has dead list {list} since {since}; the newest is {newest}"));

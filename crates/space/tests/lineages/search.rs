@@ -144,9 +144,8 @@ fn next_deletion(machine: &Machine, order: Order) -> Option<Request> {
         _ => false,
     };
     match order {
-        Order::Nothing => requests.retain(|request| {
-            deferred(request) || matches!(request, Request::JoinLineages { .. })
-        }),
+        Order::Nothing => requests
+            .retain(|request| deferred(request) || matches!(request, Request::JoinLineages { .. })),
         Order::OldestFirst => {}
         Order::NewestFirst => requests.reverse(),
         Order::HeadsFirst => {
