@@ -320,7 +320,9 @@ fn items_round_trip() {
     let mut unknown = subvolume.encode();
     unknown[32] = 0x80;
     assert!(SubvolumeItem::decode(&unknown).is_err());
-    forks_round_trip(subvolume);
+    let continues = SubvolumeItem { continues: true, ..subvolume };
+    assert_eq!(SubvolumeItem::decode(&continues.encode()), Ok(continues));
+    forks_round_trip(SubvolumeItem { is_joined: false, ..subvolume });
     let too_high = SubvolumeItem { number: SubvolumeItem::NUMBER_END, ..subvolume };
     assert!(SubvolumeItem::decode(&too_high.encode()).is_err());
     let nowhere = SubvolumeItem { parent: TreeId(255), ..subvolume };
