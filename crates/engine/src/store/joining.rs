@@ -138,6 +138,9 @@ impl Operation<'_> {
         if store.trees.cleanups(of.id).next().transpose()?.is_some() {
             return Ok(Step::Impossible);
         }
+        if (ending.is_applied)(InodeId::root_of(self.subvolume().slot)) {
+            return Ok(Step::Impossible);
+        }
         self.note_unlogged_change();
         let (tree, change) = (records.tree()?, self.change());
         if let Some((since, list)) = store.trees.dead_lists(of.id).next().transpose()? {
@@ -146,9 +149,6 @@ impl Operation<'_> {
             tree.remove(&change, &from)?;
             tree.insert(&change, to, &DeadListItem { list }.encode())?;
             return Ok(Step::ListMoved);
-        }
-        if (ending.is_applied)(InodeId::root_of(self.subvolume().slot)) {
-            return Ok(Step::Impossible);
         }
         let (item, of_fork) = (records.item(of.id)?, records.item(fork)?);
         let oldest = item.inheritance().origin;
