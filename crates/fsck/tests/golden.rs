@@ -18,6 +18,10 @@ const SNAPSHOTS: &[u8] = include_bytes!("golden/snapshots.sparse");
 /// since its snapshot, and one that is being removed.
 const FORKS: &[u8] = include_bytes!("golden/forks.sparse");
 
+/// With the feature *joining*: a fork that has given up some of what it has inherited, a fork of
+/// that, and one that was joined with what it came from.
+const JOINING: &[u8] = include_bytes!("golden/joining.sparse");
+
 #[test]
 fn version_1_stays_readable() {
     let device = sparse_image::load(VERSION_1);
@@ -167,8 +171,38 @@ fn forks_stay_readable() {
 }
 
 #[test]
+fn joined_forks_stay_readable() {
+    let device = sparse_image::load(JOINING);
+    let report = check(&device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap();
+    assert!(report.findings.is_empty() && report.exit_code() == 0, "{report}");
+    let records = dump_tree(&device, TREE_SUBVOLUMES, None).unwrap().to_string();
+    for part in [
+        "fork of the snapshot of 4 of subvolume 257, notes what it gives up of its origin's",
+        "(258 DeadList 4) dead list 2",
+        "fork of the snapshot of 5 of subvolume 258, notes what it gives up of its origin's",
+        "joined",
+    ] {
+        assert!(records.contains(part), "{part} is missing in\n{records}");
+    }
+    let runs = dump_tree(&device, TREE_DEAD, None).unwrap().to_string();
+    assert!(runs.contains("(2 DeadRuns") && runs.contains("(4 DeadRuns"), "{runs}");
+    let reader = TreeReader::open(&device, &mut |_| {}).unwrap();
+    let (mut walk, mut files) = (Walk::new(&reader), Vec::new());
+    while let Some(step) = walk.next() {
+        match step {
+            Step::Object(_) => files.push(shown_path(walk.path())),
+            Step::Enter(_) | Step::Leave(_) => {}
+            Step::Problem { problem, .. } => panic!("{problem}"),
+        }
+    }
+    let count = |below: &str| files.iter().filter(|path| path.starts_with(below)).count();
+    let counts = ["/base/", "/trial/", "/nested/", "/joined/"].map(count);
+    assert_eq!(counts, [4, 3, 2, 2], "{files:?}");
+}
+
+#[test]
 fn a_golden_image_is_small_and_survives_the_round_trip() {
-    for image in [VERSION_1, SUBVOLUMES, SNAPSHOTS, FORKS] {
+    for image in [VERSION_1, SUBVOLUMES, SNAPSHOTS, FORKS, JOINING] {
         assert!(image.len() < 100 << 10);
     }
     let device = sparse_image::load(VERSION_1);
