@@ -93,9 +93,11 @@ fn a_file_gets_no_longer_by_an_append_than_it_can_be() {
     assert_eq!(append(&[1; 5]).unwrap(), 1 << 60);
 }
 
+type Work = Box<dyn FnOnce()>;
+
 thread_local! {
     /// What is done when this thread is about to wait, and how often it waits before that.
-    static MEANWHILE: RefCell<Option<(u32, Box<dyn FnOnce()>)>> = const { RefCell::new(None) };
+    static MEANWHILE: RefCell<Option<(u32, Work)>> = const { RefCell::new(None) };
 }
 
 fn do_meanwhile() {
