@@ -53,8 +53,8 @@ pub use store::subvolumes::SubvolumeInfo;
 pub use types::{
     AllocateMode, Applied, Apply, ApplyOptions, AttributeChange, Attributes, Changes, Compared,
     Completion, Conflict, ConflictKind, Difference, DifferenceKind, DirectoryItem, ForkOptions,
-    FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, TimeChange, Winner, WriteTimes,
-    XattrMode,
+    FsyncKind, NewInode, RenameMode, SeekTarget, SpaceInfo, TimeChange, Winner, WritePlace,
+    WriteTimes, XattrMode,
 };
 pub use volume::Volume;
 

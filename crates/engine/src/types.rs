@@ -112,6 +112,32 @@ pub enum WriteTimes {
     Keep,
 }
 
+/// Where a write goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WritePlace {
+    /// To this offset, in bytes.
+    At(u64),
+    /// To the end of the file. The caller believes that it is at this offset, in bytes; if it is
+    /// not, the write starts again with the true end.
+    End(u64),
+}
+
+impl WritePlace {
+    /// The offset that the caller has named, in bytes.
+    pub fn offset_bytes(self) -> u64 {
+        let (Self::At(offset_bytes) | Self::End(offset_bytes)) = self;
+        offset_bytes
+    }
+
+    /// The place of what follows a write to this one that ended at `end_bytes`.
+    pub fn continued(self, end_bytes: u64) -> Self {
+        match self {
+            Self::At(_) => Self::At(end_bytes),
+            Self::End(_) => Self::End(end_bytes),
+        }
+    }
+}
+
 /// What to create.
 #[derive(Clone, Copy, Debug)]
 pub struct NewInode<'a> {

@@ -5,7 +5,7 @@ use cairn_blockdev::SimulatedDevice;
 use cairn_blockdev::simulated::Fate;
 use cairn_engine::{
     AllocateMode, AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, Volume,
-    VolumeOptions, WriteTimes, mkfs,
+    VolumeOptions, WritePlace, WriteTimes, mkfs,
 };
 use cairn_format::BLOCK_SIZE;
 use std::sync::Arc;
@@ -235,7 +235,7 @@ fn times_stay_where_the_caller_keeps_them() {
     };
     let keep = WriteTimes::Keep;
     let before = times();
-    volume.write_with(file, 0, &[7; 5000], keep).unwrap();
+    volume.write_with(file, WritePlace::At(0), &[7; 5000], keep).unwrap();
     volume.allocate_with(file, 0, BLOCK, AllocateMode::PunchHole, keep).unwrap();
     let allocate = AllocateMode::Allocate { keep_size: false };
     volume.allocate_with(file, 0, 9 * BLOCK, allocate, keep).unwrap();

@@ -2,7 +2,7 @@
 use cairn_blockdev::{AlignedBuffer, MemoryDevice};
 use cairn_engine::{
     AttributeChange, Error, FileType, FsyncKind, InodeId, NewInode, Volume, VolumeOptions,
-    WriteTimes, mkfs,
+    WritePlace, WriteTimes, mkfs,
 };
 use cairn_environment::random::Seeded;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 const FILE: NewInode<'static> =
     NewInode { file_type: FileType::Regular, mode: 0o644, uid: 7, gid: 8, device: 0, target: None };
 const BLOCK: usize = 4096;
+const START: WritePlace = WritePlace::At(0);
 
 fn device() -> Arc<MemoryDevice> {
     let device = Arc::new(MemoryDevice::new(96 << 20));
@@ -29,8 +30,13 @@ fn new_file(volume: &Volume) -> InodeId {
 fn write(volume: &Volume, file: InodeId, model: &mut Vec<u8>, random: &mut Seeded) {
     let pieces = [1, 100, BLOCK, 3 * BLOCK, 16 * BLOCK, 100_000, 300 * BLOCK];
     let length = pieces[random.below(pieces.len() as u64) as usize];
-    let offset =
+    let named =
         random.below(2 << 20) as usize & if random.chance(1, 2) { !(BLOCK - 1) } else { !0 };
+    // Its caller may be wrong about the end.
+    let (place, offset) = match random.chance(1, 4) && model.len() < 3 << 20 {
+        true => (WritePlace::End(named as u64), model.len()),
+        false => (WritePlace::At(named as u64), named),
+    };
     // Where the bytes lie in the buffer: often as they lie in the file's blocks.
     let start = if random.chance(2, 3) { offset % BLOCK } else { random.below(9000) as usize };
     let mut buffer = volume.buffers().take(start + length + random.below(3) as usize * 10 * BLOCK);
@@ -39,15 +45,14 @@ fn write(volume: &Volume, file: InodeId, model: &mut Vec<u8>, random: &mut Seede
         *byte = fill.wrapping_add((index / 64) as u8);
     }
     let shared = buffer.share();
-    if random.chance(3, 4) {
-        volume
-            .write_shared(file, offset as u64, &shared, start..start + length, WriteTimes::Now)
-            .unwrap();
-    } else {
-        volume.write(file, offset as u64, &shared[start..start + length]).unwrap();
-    }
+    let range = start..start + length;
+    let end = match random.chance(3, 4) {
+        true => volume.write_shared(file, place, &shared, range.clone(), WriteTimes::Now),
+        false => volume.write_with(file, place, &shared[range.clone()], WriteTimes::Now),
+    };
+    assert_eq!(end.unwrap(), (offset + length) as u64);
     model.resize(model.len().max(offset + length), 0);
-    model[offset..offset + length].copy_from_slice(&shared[start..start + length]);
+    model[offset..offset + length].copy_from_slice(&shared[range]);
 }
 
 fn compare(volume: &Volume, file: InodeId, model: &[u8], random: &mut Seeded) {
@@ -107,7 +112,7 @@ fn whole_blocks_are_written_without_a_copy_and_the_buffer_comes_back() {
     let mut buffer = volume.buffers().take(16 * BLOCK);
     buffer.fill(1);
     let shared = buffer.share();
-    volume.write_shared(file, 0, &shared, 0..16 * BLOCK, WriteTimes::Now).unwrap();
+    volume.write_shared(file, START, &shared, 0..16 * BLOCK, WriteTimes::Now).unwrap();
     let shared = { shared.reclaim().map(|_| ()) };
     assert!(shared.is_none(), "the file's pages refer to it");
     volume.fsync_blocking(file, FsyncKind::Full).unwrap();
@@ -116,14 +121,14 @@ fn whole_blocks_are_written_without_a_copy_and_the_buffer_comes_back() {
     let mut buffer = volume.buffers().take(256 * BLOCK);
     buffer.fill(2);
     let shared = buffer.share();
-    volume.write_shared(file, 0, &shared, 0..BLOCK, WriteTimes::Now).unwrap();
+    volume.write_shared(file, START, &shared, 0..BLOCK, WriteTimes::Now).unwrap();
     assert!(shared.reclaim().is_some(), "nobody else refers to it");
 
     // What the caller keeps is not changed by later writes, and neither is the file by the caller.
     let mut buffer = volume.buffers().take(4 * BLOCK);
     buffer.fill(3);
     let mut shared = buffer.share();
-    volume.write_shared(file, 0, &shared, 0..4 * BLOCK, WriteTimes::Now).unwrap();
+    volume.write_shared(file, START, &shared, 0..4 * BLOCK, WriteTimes::Now).unwrap();
     volume.write(file, 100, b"new").unwrap();
     assert!(shared.get_mut().is_none());
     assert_eq!(shared[..], [3; 4 * BLOCK]);
@@ -142,12 +147,12 @@ fn a_range_outside_of_the_buffer_is_refused() {
     #[allow(clippy::reversed_empty_ranges)]
     for range in [0..BLOCK + 1, 10..5] {
         assert!(matches!(
-            volume.write_shared(file, 0, &shared, range, WriteTimes::Now),
+            volume.write_shared(file, START, &shared, range, WriteTimes::Now),
             Err(Error::InvalidArgument(_))
         ));
     }
     assert!(matches!(
-        volume.write_shared(volume.root(), 0, &shared, 0..BLOCK, WriteTimes::Now),
+        volume.write_shared(volume.root(), START, &shared, 0..BLOCK, WriteTimes::Now),
         Err(Error::IsDirectory)
     ));
     volume.close().unwrap();

@@ -6,7 +6,8 @@
 //! Lock discipline: takes no lock.
 use cairn_blockdev::{AlignedBuffer, BlockPool};
 use cairn_engine::{
-    Attributes, DirectoryItem, Error, FsyncKind, InodeId, ReadAtOnce, Volume, WriteTimes,
+    Attributes, DirectoryItem, Error, FsyncKind, InodeId, ReadAtOnce, Volume, WritePlace,
+    WriteTimes,
 };
 
 const BLOCK_BYTES: usize = 4096;
@@ -74,7 +75,8 @@ pub(crate) fn write(
     let range = before..before + bytes.len();
     let mut buffer = BlockPool::new(0).take(range.end);
     buffer[range.clone()].copy_from_slice(bytes);
-    volume.write_shared(inode, offset_bytes, &buffer.share(), range, WriteTimes::Now)
+    let place = WritePlace::At(offset_bytes);
+    volume.write_shared(inode, place, &buffer.share(), range, WriteTimes::Now).map(|_| ())
 }
 
 /// Copies like [`Volume::copy_range`].

@@ -9,7 +9,7 @@ use crate::file::extents::gaps;
 use crate::file::inode::Inode;
 use crate::file::offsets::{BLOCK, blocks_of, checked_end, whole_blocks_of};
 use crate::store::operation::Effort;
-use crate::types::{AllocateMode, WriteTimes};
+use crate::types::{AllocateMode, WritePlace, WriteTimes};
 use crate::{Error, Result};
 use cairn_format::{Extent, ExtentKind};
 use cairn_space::Request;
@@ -196,7 +196,8 @@ impl Files {
             if count == 0 {
                 break;
             }
-            self.write_shared(to, to_offset + copied, &buffer.share(), 0..count, times)?;
+            let place = WritePlace::At(to_offset + copied);
+            self.write_shared(to, place, &buffer.share(), 0..count, times)?;
             copied += count as u64;
         }
         Ok(copied)
@@ -224,8 +225,9 @@ impl Files {
         let mut buffer = self.buffers.take(length_bytes as usize);
         let count =
             self.read_cached_into(from, from_offset, &mut buffer)?.min(length_bytes as usize);
-        let written = self.write_shared(to, to_offset, &buffer.share(), 0..count, times);
-        Some(written.map(|()| count as u64))
+        let place = WritePlace::At(to_offset);
+        let written = self.write_shared(to, place, &buffer.share(), 0..count, times);
+        Some(written.map(|_| count as u64))
     }
 }
 

@@ -7,6 +7,15 @@
 //! 4. Under the inode's state lock: reads what the blocks at both ends held before, if that
 //!    matters; changes the pages; keeps the space for them; notes length and times, as wanted.
 //!
+//! A write to the end of the file names the end that its caller believes in, for steps 2 and 3. If
+//! step 4 finds another one under the lock, nothing has changed yet, and the step begins again with
+//! that. So nobody else's change of the length comes between the choice of the place and the write.
+//! Each further step expects the end where the one before has stopped: the steps stand one behind
+//! the other, until the length changes between two of them. Appends to a file take turns in the
+//! kernel, so that only happens when a fork is applied. What stood before is then replaced as a
+//! whole, the first steps with it, and the others stand behind the new content: the same as if the
+//! kernel had sent several requests.
+//!
 //! It joins no transaction. *A crash: nothing of it is durable before an fsync or a sweep.* Bytes
 //! of a page past the end of the file are zero, always: extending a file then shows zeros.
 use super::Files;
@@ -16,7 +25,7 @@ use super::offsets::{blocks_of, checked_end, part_of_block, whole_blocks_of};
 use super::pages::{Pages, is_worth_its_buffer};
 use crate::InodeId;
 use crate::store::operation::Effort;
-use crate::types::WriteTimes;
+use crate::types::{WritePlace, WriteTimes};
 use crate::{Error, Result};
 use cairn_blockdev::{BlockBuffer, BlockPool, SharedBlocks};
 use cairn_format::{BLOCK_SIZE, ExtentKind, FileBlock, blocks_for_bytes};
@@ -40,6 +49,12 @@ struct Content<'a> {
 }
 
 impl Content<'_> {
+    /// A part of the bytes.
+    fn part(&self, range: Range<usize>) -> Self {
+        let buffer = self.buffer.map(|(buffer, begin)| (buffer, begin + range.start));
+        Self { bytes: &self.bytes[range], buffer, times: self.times }
+    }
+
     /// `range` of the bytes, which are whole blocks of the file, as blocks to keep: a part of the
     /// buffer where that is aligned and worth it, or a copy.
     fn blocks(&self, range: Range<usize>, pool: &BlockPool) -> SharedBlocks {
@@ -56,16 +71,24 @@ impl Content<'_> {
     }
 }
 
+/// What came of a step.
+enum Step {
+    /// The bytes are written, up to this offset of the file.
+    Done { end_bytes: u64 },
+    /// Nothing is written: the end of the file, where they should go, is at this offset.
+    EndIsAt(u64),
+}
+
 impl Files {
-    /// Writes `data` at `offset_bytes`, into memory; the file grows when needed.
+    /// Writes `data` into memory; the file grows when needed. Returns the offset behind it.
     pub(crate) fn write(
         &self,
         number: InodeId,
-        offset_bytes: u64,
+        place: WritePlace,
         data: &[u8],
         times: WriteTimes,
-    ) -> Result<()> {
-        self.write_content(number, offset_bytes, Content { bytes: data, buffer: None, times })
+    ) -> Result<u64> {
+        self.write_content(number, place, Content { bytes: data, buffer: None, times })
     }
 
     /// As [`Files::write`], with the bytes `range` of a buffer, whose whole blocks become the
@@ -73,48 +96,53 @@ impl Files {
     pub(crate) fn write_shared(
         &self,
         number: InodeId,
-        offset_bytes: u64,
+        place: WritePlace,
         data: &SharedBlocks,
         range: Range<usize>,
         times: WriteTimes,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         if range.start > range.end || range.end > data.len() {
             return Err(Error::InvalidArgument("a range outside of the buffer"));
         }
         let buffer = Some((data, range.start));
-        self.write_content(number, offset_bytes, Content { bytes: &data[range], buffer, times })
+        self.write_content(number, place, Content { bytes: &data[range], buffer, times })
     }
 
     fn write_content(
         &self,
         number: InodeId,
-        offset_bytes: u64,
+        mut place: WritePlace,
         content: Content<'_>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let length = content.bytes.len();
-        checked_end(offset_bytes, length as u64)?;
+        checked_end(place.offset_bytes(), length as u64)?;
         self.store.check_writable_at(number)?;
         let inode = self.inodes.get(number);
-        let mut at = 0;
-        while at < length {
-            let in_block = (offset_bytes + at as u64) as usize % BLOCK_SIZE;
-            let end = length.min(at + STEP_BLOCKS * BLOCK_SIZE - in_block);
-            self.throttle_dirty_data(&inode, blocks_for_bytes((end - at) as u64))?;
-            self.write_step(&inode, offset_bytes, content, at..end)?;
-            at = end;
+        let mut done = 0;
+        while done < length {
+            let in_block = place.offset_bytes() as usize % BLOCK_SIZE;
+            let end = length.min(done + STEP_BLOCKS * BLOCK_SIZE - in_block);
+            self.throttle_dirty_data(&inode, blocks_for_bytes((end - done) as u64))?;
+            match self.write_step(&inode, place, content.part(done..end))? {
+                Step::Done { end_bytes } => (place, done) = (place.continued(end_bytes), end),
+                Step::EndIsAt(end_bytes) => {
+                    checked_end(end_bytes, (length - done) as u64)?;
+                    place = WritePlace::End(end_bytes);
+                }
+            }
         }
-        Ok(())
+        Ok(place.offset_bytes())
     }
 
-    /// Steps 2 to 4 for `part` of the content that goes to `offset_bytes`.
+    /// Steps 2 to 4.
     fn write_step(
         &self,
         inode: &Arc<Inode>,
-        offset_bytes: u64,
+        place: WritePlace,
         content: Content<'_>,
-        part: Range<usize>,
-    ) -> Result<()> {
-        let bytes = offset_bytes + part.start as u64..offset_bytes + part.end as u64;
+    ) -> Result<Step> {
+        let offset_bytes = place.offset_bytes();
+        let bytes = offset_bytes..offset_bytes + content.bytes.len() as u64;
         // Where bytes of the file are in the content.
         let in_content = |at: u64| (at - offset_bytes) as usize;
         let blocks = blocks_of(bytes.clone());
@@ -130,6 +158,9 @@ impl Files {
         // 4. The pages. What may fail comes first: only the blocks at both ends can be partial.
         let mut state = self.write_inode_in_use(inode)?;
         state.expect_regular()?;
+        if place == WritePlace::End(offset_bytes) && state.item.size != offset_bytes {
+            return Ok(Step::EndIsAt(state.item.size));
+        }
         let last = blocks.end - 1;
         let head = Some(blocks.start).filter(|block| !whole.contains(block));
         let tail = Some(last).filter(|block| *block > blocks.start && !whole.contains(block));
@@ -168,7 +199,7 @@ impl Files {
         if much && self.store.options.background {
             self.write_behind(inode);
         }
-        Ok(())
+        Ok(Step::Done { end_bytes: bytes.end })
     }
 
     /// Changes the pages of a file, and counts those that are dirty.

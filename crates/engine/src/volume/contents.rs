@@ -6,8 +6,8 @@ use crate::InodeId;
 use crate::Result;
 use crate::file::planned_read::{PlannedRead, ReadAtOnce};
 use crate::types::{
-    AllocateMode, AttributeChange, Attributes, Completion, FsyncKind, SeekTarget, WriteTimes,
-    XattrMode,
+    AllocateMode, AttributeChange, Attributes, Completion, FsyncKind, SeekTarget, WritePlace,
+    WriteTimes, XattrMode,
 };
 use cairn_blockdev::SharedBlocks;
 use cairn_log::CallerLeads;
@@ -26,7 +26,9 @@ const SHORT_FLUSH_TIME: Duration = Duration::from_millis(1);
 /// # let volume = cairn_engine::Volume::open(device, Default::default())?;
 /// # let file = cairn_engine::NewInode { file_type: cairn_engine::FileType::Regular,
 /// #     mode: 0o644, uid: 0, gid: 0, device: 0, target: None };
-/// use cairn_engine::{AllocateMode, AttributeChange, FsyncKind, SeekTarget, XattrMode};
+/// use cairn_engine::{
+///     AllocateMode, AttributeChange, FsyncKind, SeekTarget, WritePlace, WriteTimes, XattrMode,
+/// };
 ///
 /// let log = volume.create(volume.root(), b"log", &file)?.inode;
 /// volume.write(log, 8192, b"third block")?;
@@ -42,6 +44,10 @@ const SHORT_FLUSH_TIME: Duration = Duration::from_millis(1);
 /// let mut text = Vec::new();
 /// volume.read(log, 8192, 100, &mut text)?;
 /// assert_eq!(text, b"third");
+///
+/// // Behind the end, also if that is another one than the caller believes.
+/// let end = volume.write_with(log, WritePlace::End(8203), b" block", WriteTimes::Now)?;
+/// assert_eq!(end, 8203);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 impl Volume {
@@ -92,21 +98,28 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::IsDirectory`], [`Error::NoSpace`], [`Error::FileTooLarge`].
     pub fn write(&self, inode: InodeId, offset_bytes: u64, data: &[u8]) -> Result<()> {
-        self.files().write(inode, offset_bytes, data, WriteTimes::Now)
+        self.write_with(inode, WritePlace::At(offset_bytes), data, WriteTimes::Now).map(|_| ())
     }
 
-    /// As [`Volume::write`], but the times of the file stay unless `times` says so.
+    /// As [`Volume::write`], also to the end of the file, and the times of the file stay unless
+    /// `times` says so. Returns the offset in bytes behind what it has written.
+    ///
+    /// Where the end is, is decided under the inode's lock: [`Volume::apply`] comes before the
+    /// append or after it. A write of more than 1 MiB goes in several steps, though, of which each
+    /// goes to the end that it finds: it stays in one piece unless another thread changes the
+    /// length meanwhile. If an application replaces the file then, what was written before is
+    /// replaced, and the rest stands behind the new content.
     ///
     /// # Errors
     /// Those of [`Volume::write`].
     pub fn write_with(
         &self,
         inode: InodeId,
-        offset_bytes: u64,
+        place: WritePlace,
         data: &[u8],
         times: WriteTimes,
-    ) -> Result<()> {
-        self.files().write(inode, offset_bytes, data, times)
+    ) -> Result<u64> {
+        self.files().write(inode, place, data, times)
     }
 
     /// Reads into `buffer` from `offset_bytes`; returns how many bytes, fewer at the end of the
@@ -127,12 +140,12 @@ impl Volume {
     pub fn write_shared(
         &self,
         inode: InodeId,
-        offset_bytes: u64,
+        place: WritePlace,
         data: &SharedBlocks,
         range: Range<usize>,
         times: WriteTimes,
-    ) -> Result<()> {
-        self.files().write_shared(inode, offset_bytes, data, range, times)
+    ) -> Result<u64> {
+        self.files().write_shared(inode, place, data, range, times)
     }
 
     /// Allocates or frees a range of a file.

@@ -4,7 +4,7 @@ use crate::protocol::wire::{CopyFileRangeOut, WRITE_CACHE, WRITE_KILL_SUIDGID, W
 use crate::protocol::{Operation, RequestHeader, WriteData};
 use crate::transport::{AtOnceResult, DeviceRead, Reply, TRANSFER_BYTES_MAX};
 use cairn_blockdev::SharedBlocks;
-use cairn_engine::{AllocateMode, Error, FsyncKind, InodeId, ReadAtOnce, WriteTimes};
+use cairn_engine::{AllocateMode, Error, FsyncKind, InodeId, ReadAtOnce, WritePlace, WriteTimes};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::any::Any;
@@ -24,6 +24,13 @@ fn fsync_kind(data_only: bool) -> FsyncKind {
     if data_only { FsyncKind::DataOnly } else { FsyncKind::Full }
 }
 
+/// What came of a WRITE.
+struct Written {
+    bytes: usize,
+    /// The offset in the file behind them.
+    end_bytes: u64,
+}
+
 /// The longest READ that the queue's thread answers. Others of the same CPU wait meanwhile, but a
 /// worker would take as much of that CPU's time, plus a hand-over.
 const AT_ONCE_BYTES_MAX: usize = TRANSFER_BYTES_MAX;
@@ -41,16 +48,22 @@ impl VolumeHandler {
                 self.read(node, offset_bytes, length_bytes, reply)
             }
             Operation::Write { offset_bytes, data, flags, appends } => {
-                let end = (appends && !self.writeback)
-                    .then(|| self.lengths.end_for_append(node, offset_bytes, &self.volume))
-                    .flatten();
-                let at = end.unwrap_or(offset_bytes);
-                let written = self.write(header, at, data, flags, &reply);
-                if let Err(failure) = &written {
-                    self.overdrawn.note(node, flags, failure.errno(), &self.volume, &reply);
-                }
-                let notifier = end.and_then(|_| reply.notifier());
-                answer(reply, written);
+                let place = if appends && !self.writeback {
+                    self.lengths.place_of_append(node, offset_bytes, &self.volume)
+                } else {
+                    WritePlace::At(offset_bytes)
+                };
+                let written = self.write(header, place, data, flags, &reply);
+                let is_misplaced = match &written {
+                    Ok(written) => offset_bytes + written.bytes as u64 != written.end_bytes,
+                    Err(failure) => {
+                        self.overdrawn.note(node, flags, failure.errno(), &self.volume, &reply);
+                        false
+                    }
+                };
+                let notifier = if is_misplaced { reply.notifier() } else { None };
+                let size = written.map(|written| written.bytes as u32);
+                answer(reply, size.map(|size| WriteOut { size, padding: 0 }));
                 if let Some(notifier) = notifier {
                     self.lengths.correct(node, notifier, &self.volume);
                 }
@@ -219,50 +232,52 @@ impl VolumeHandler {
     fn write(
         &self,
         header: &RequestHeader,
-        offset_bytes: u64,
+        place: WritePlace,
         data: WriteData<'_>,
         flags: u32,
         reply: &Reply,
-    ) -> Answer<WriteOut> {
+    ) -> Answer<Written> {
         let node = InodeId(header.node);
         let _in_work = self.writes.begin();
         let times = self.write_times();
-        let written_bytes = match data {
+        let written = match data {
             WriteData::Bytes(bytes) => {
-                self.volume.write_with(node, offset_bytes, bytes, times).map(|()| bytes.len())?
+                let end_bytes = self.volume.write_with(node, place, bytes, times)?;
+                Written { bytes: bytes.len(), end_bytes }
             }
             WriteData::Shared { parts, length_bytes } => {
-                self.write_parts(node, offset_bytes, parts, length_bytes, (flags, times))?
+                self.write_parts(node, place, parts, length_bytes, (flags, times))?
             }
         };
         if flags & WRITE_KILL_SUIDGID != 0 {
             self.clear_set_id(header, node, reply)?;
         }
-        Ok(WriteOut { size: written_bytes as u32, padding: 0 })
+        Ok(written)
     }
 
-    /// Returns the number of bytes written: as many as fit, if the caller gets that number.
+    /// Writes as many bytes as fit, if the caller gets their number.
     fn write_parts(
         &self,
         node: InodeId,
-        offset_bytes: u64,
+        mut place: WritePlace,
         parts: &[SharedBlocks],
         length_bytes: usize,
         (flags, times): (u32, WriteTimes),
-    ) -> Answer<usize> {
+    ) -> Answer<Written> {
         let mut written_bytes = 0;
         for part in parts {
             let here_bytes = part.len().min(length_bytes - written_bytes);
-            match self.volume.write_shared(
-                node,
-                offset_bytes + written_bytes as u64,
-                part,
-                0..here_bytes,
-                times,
-            ) {
-                Ok(()) => written_bytes += here_bytes,
+            match self.volume.write_shared(node, place, part, 0..here_bytes, times) {
+                Ok(end_bytes) => {
+                    written_bytes += here_bytes;
+                    place = place.continued(end_bytes);
+                }
                 // What the kernel cached of a file that went with its subvolume goes with it.
-                Err(Error::Stale) if flags & WRITE_CACHE != 0 => return Ok(length_bytes),
+                Err(Error::Stale) if flags & WRITE_CACHE != 0 => {
+                    let left_bytes = (length_bytes - written_bytes) as u64;
+                    let end_bytes = place.offset_bytes() + left_bytes;
+                    return Ok(Written { bytes: length_bytes, end_bytes });
+                }
                 // The kernel drops those of its own pages that were not accepted.
                 Err(error) if written_bytes == 0 || flags & WRITE_CACHE != 0 => {
                     return Err(error.into());
@@ -270,7 +285,7 @@ impl VolumeHandler {
                 Err(_) => break,
             }
         }
-        Ok(written_bytes)
+        Ok(Written { bytes: written_bytes, end_bytes: place.offset_bytes() })
     }
 
     /// The thread that makes the data durable sends the answer.

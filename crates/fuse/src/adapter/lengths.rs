@@ -8,19 +8,27 @@
 //! - Data that the server stores into the kernel's cache raises the length, so a file that became
 //!   longer is known as such before the application is answered. The page is dropped right after
 //!   that: a program may have written to it meanwhile.
-//! - An append says in its WRITE that it is one. If that is not at the end, it goes there.
-//!   So a file that became shorter gets it at its new end, and so does any file between the change
-//!   of the volume and the notification. The kernel has the bytes in its cache at the place that it
-//!   meant, and keeps that page locked until the answer. So a thread has it drop the data after
-//!   that. A program that reads at this very moment may see them there.
+//! - An append says in its WRITE that it is one. It goes to the end that the file has when it is
+//!   written ([`WritePlace::End`]). So a file that became shorter gets it at its new end, and so
+//!   does any file between the change of the volume and the notification. The kernel has the bytes
+//!   in its cache at the place that it meant, and keeps that page locked until the answer. So a
+//!   thread has it drop the data after that. A program that reads at this very moment may see them
+//!   there.
 //! - So that this is rarely needed, who asked for the application asks for the attributes of these
 //!   files before it goes on ([`crate::apply`]), if it is root. Then the kernel knows the length.
 //!
-//! A WRITE of an append is one in the middle of the file, too, if its caller says so (pwritev2(2)
-//! with RWF_NOAPPEND). So only files are *in doubt* that an application has changed, and all while
+//! A WRITE that says so is none all the same, but one in the middle of the file, if a program asks
+//! for that (pwritev2(2) with RWF_NOAPPEND). So it counts as an append if the file ends where the
+//! kernel says. Otherwise it does only if the file is *in doubt*: an application has changed it, or
 //! one runs. A file is in doubt until an append comes to its end, which shows that the kernel knows
-//! it, or until the kernel has forgotten the file. An append that finds the end before the volume
-//! changes, and is written afterwards, stands at the old end.
+//! it, or until the kernel has forgotten the file. The kernel sends the writes to a file one by
+//! one, so no other append ends the doubt meanwhile.
+//!
+//! A write(2) that is longer than a request becomes several, at consecutive offsets. Each is an
+//! append by itself, so they stand one behind the other. If an application comes between two of
+//! them, the first ones are a change of the file before it: they make a conflict; or, if the fork
+//! wins, they are replaced with the rest of the file, and the last ones stand behind the new
+//! content.
 //!
 //! With the writeback cache the kernel owns the length. It takes a greater one as above, but no
 //! smaller one, and its WRITEs do not say that they are appends.
@@ -29,7 +37,7 @@
 use super::attributes::handle_generation;
 use crate::directory_requests::FileInDoubt;
 use crate::transport::Notifier;
-use cairn_engine::{Attributes, FileType, InodeId, Volume};
+use cairn_engine::{Attributes, FileType, InodeId, Volume, WritePlace};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::Mutex;
 use cairn_environment::{Rank, thread};
@@ -110,19 +118,25 @@ impl Lengths {
         is_in_doubt.then_some(doubts.begun)
     }
 
-    /// Where an append goes that the kernel sends for `offset_bytes`, if it is wrong about that.
-    pub fn end_for_append(&self, node: InodeId, offset_bytes: u64, volume: &Volume) -> Option<u64> {
-        let begun = self.doubt(node)?;
-        let end = volume.attributes(node).ok()?.size_bytes;
-        if end != offset_bytes {
-            return Some(end);
-        }
-        self.change(|doubts| {
-            if doubts.running == 0 && doubts.begun == begun {
-                doubts.nodes.remove(&node.0);
+    /// Where a WRITE goes that says that it is an append, and that the kernel sends for this
+    /// offset.
+    pub fn place_of_append(&self, node: InodeId, offset_bytes: u64, volume: &Volume) -> WritePlace {
+        let doubt = self.doubt(node);
+        match length_of(volume, node) {
+            Some(end_bytes) if end_bytes == offset_bytes => {
+                if let Some(begun) = doubt {
+                    self.change(|doubts| {
+                        if doubts.running == 0 && doubts.begun == begun {
+                            doubts.nodes.remove(&node.0);
+                        }
+                    });
+                }
+                WritePlace::End(end_bytes)
             }
-        });
-        None
+            // An application that has made this length had begun when it was read.
+            Some(end_bytes) if self.doubt(node).is_some() => WritePlace::End(end_bytes),
+            _ => WritePlace::At(offset_bytes),
+        }
     }
 
     /// The kernel has forgotten the file.
@@ -189,4 +203,45 @@ pub fn lengthen(volume: &Volume, inode: InodeId, length_bytes: u64, notifier: &N
         notifier.store(inode.0, at, &last);
     }
     is_read
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cairn_blockdev::MemoryDevice;
+    use cairn_engine::{NewInode, VolumeOptions, mkfs};
+
+    #[test]
+    fn a_write_to_another_offset_is_an_append_only_if_the_length_is_in_doubt() {
+        let device = Arc::new(MemoryDevice::new(32 << 20));
+        mkfs::mkfs(&*device, &mkfs::MkfsOptions::default()).unwrap();
+        let volume = Volume::open(device, VolumeOptions::default()).unwrap();
+        let file_type = FileType::Regular;
+        let new = NewInode { file_type, mode: 0o644, uid: 7, gid: 70, device: 0, target: None };
+        let make = |name: &[u8]| {
+            let file = volume.create(volume.root(), name, &new).unwrap().inode;
+            volume.write(file, 0, &[1; 100]).unwrap();
+            file
+        };
+        let [changed, other] = [make(b"changed"), make(b"other")];
+        let lengths = Lengths::default();
+        let place = |file, offset_bytes| lengths.place_of_append(file, offset_bytes, &volume);
+        let (inside, at_end) = (WritePlace::At(40), WritePlace::End(100));
+        let begin = || {
+            assert_eq!([place(changed, 40), place(changed, 100)], [inside, at_end]);
+            let running = lengths.begin_application();
+            // An append to the end shows nothing while one runs.
+            for file in [changed, other] {
+                assert_eq!([place(file, 100), place(file, 40)], [at_end; 2]);
+            }
+            running.note(&[FileInDoubt { inode: changed.0, generation: 0 }]);
+            drop(running);
+            assert_eq!([place(changed, 40), place(other, 40)], [at_end, inside]);
+        };
+        begin();
+        assert_eq!(place(changed, 100), at_end);
+        begin();
+        lengths.forget(changed.0);
+        assert_eq!(place(changed, 40), inside);
+    }
 }
