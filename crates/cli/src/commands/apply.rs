@@ -203,7 +203,13 @@ fn line(conflict: &Conflict, winner: Winner, origin: &str) -> String {
     let path = cairn_fsck::shown_path(&conflict.path);
     let meaning = match conflict.kind {
         ConflictKind::BothChanged => "changed in both, in different ways".to_owned(),
-        ConflictKind::RemovedInOrigin => format!("changed in the fork, removed in {origin}"),
+        ConflictKind::RemovedInOrigin if winner == Winner::Fork => format!(
+            "it is, or is in, a directory that was removed in {origin}: move what is new there to \
+             another directory of the fork"
+        ),
+        ConflictKind::RemovedInOrigin => {
+            format!("new or changed in the fork; removed in {origin}, or in a directory that was")
+        }
         ConflictKind::RemovedInFork if winner == Winner::Fork => {
             format!("removed in the fork, and something is in it in {origin}: remove that first")
         }

@@ -193,10 +193,11 @@ pub(super) fn serve(
     Ok(directory_requests::Answer::default())
 }
 
-/// The id of the subvolume whose root directory this is.
+/// The id of the subvolume whose root directory this is; OPNOTSUPP for that of a snapshot.
 fn root_of(volume: &Volume, directory: InodeId) -> Answer<u64> {
     match volume.subvolume_of(directory)? {
         (id, true) => Ok(id),
+        (_, false) if directory.number() == InodeId::ROOT.number() => Err(Errno::OPNOTSUPP.into()),
         (_, false) => Err(Errno::INVAL.into()),
     }
 }
