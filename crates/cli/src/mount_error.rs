@@ -112,9 +112,12 @@ fn refuse_image(path: &Path) -> anyhow::Result<()> {
     if !is_volume {
         return Ok(());
     }
+    let mount = match cairn_fuse::mount_point_of(path) {
+        Some(directory) => format!("it is mounted on {}", shown(&directory)),
+        None => "mount it (`cairn mount IMAGE DIR`)".to_owned(),
+    };
     Err(anyhow!(
-        "{} is {found}, and no directory: mount it (`cairn mount IMAGE DIR`), and name a directory \
-         of the mount",
+        "{} is {found}, and no directory: {mount}; name a directory of the mount",
         shown(path)
     ))
 }

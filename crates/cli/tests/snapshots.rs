@@ -472,7 +472,8 @@ fn an_error_says_what_to_do() {
         (&["create", "dir", "one"][..], "has a snapshot one already"),
         (&["create", "dir", "a/b"], "no name for a snapshot"),
         (&["create", "dir", ".."], "no name for a snapshot"),
-        (&["create", "dir", ""], "no name for a snapshot"),
+        (&["create", "dir", ""], "an empty name is no name for a snapshot"),
+        (&["create", "dir", "auto-2020-01-01T00:00:00Z"], "snapshots that a schedule makes"),
         (&["create", "dir", &long], "more than 255 bytes"),
         (&["create", "dir/plain", "two"], "not the root directory of a subvolume"),
         (&["create", "dir/file", "two"], "not the root directory of a subvolume"),
@@ -485,12 +486,53 @@ fn an_error_says_what_to_do() {
         (&["delete", "dir", "two"], "no snapshot two"),
         (&["hold", "dir", "two"], "no snapshot two"),
         (&["release", "dir", "two"], "no snapshot two"),
+        (&["list", "image"], "image is a cairn volume, and no directory"),
+        (&["list", "dir/missing name"], "dir/missing name: No such file"),
     ] {
         let told = mounted.exits_with(1, &[&["snapshot"], arguments].concat());
         assert!(told.contains(expected), "{arguments:?}: {told}");
         assert_eq!(told.lines().count(), 1, "{told}");
     }
     assert_eq!(listed(&mounted, "dir").len(), 1);
+    mounted.end();
+}
+
+/// Each of several names is tried, and what a message proposes works for odd ones.
+#[test]
+fn names_are_handled_one_by_one() {
+    let Some(mounted) = Mounted::with_volume() else { return };
+    mounted.succeeds(&["subvolume", "create", "dir/-sub x"]);
+    let path = "dir/-sub x";
+    for name in ["a", "b", "c", "-x", "e"] {
+        mounted.succeeds(&["snapshot", "create", "--", path, name]);
+    }
+    let told = mounted.exits_with(1, &["snapshot", "hold", path, "a..b", "no", "e"]);
+    assert!(told.contains("has no snapshot no; `cairn snapshot list 'dir/-sub x'`"), "{told}");
+    let held = |wanted: &[&str]| {
+        let found = listed(&mounted, path).into_iter().filter(|one| one.1);
+        assert_eq!(found.map(|one| one.0).collect::<Vec<_>>(), wanted);
+    };
+    held(&["a", "b", "e"]);
+    let told = mounted.exits_with(1, &["snapshot", "delete", path, "e", "c", "a"]);
+    assert_eq!(told.matches("is held; release it first").count(), 2, "{told}");
+    mounted.succeeds(&["snapshot", "release", path, "a..e"]);
+    held(&[]);
+    assert_eq!(mounted.succeeds(&["snapshot", "delete", path, "a..b"]), "2 snapshots deleted\n");
+    mounted.succeeds(&["snapshot", "delete", path, "e"]);
+    // One is left, which looks like an option.
+    let here = |arguments: &[&str]| {
+        let mut command = mounted.command(arguments);
+        let output = command.current_dir(mounted.at("")).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    mounted.succeeds(&["snapshot", "hold", "--", path, "-x"]);
+    let (code, told) = here(&["subvolume", "delete", "--", "-sub x"]);
+    let proposed = "`cairn snapshot release -- '-sub x' -x`, then `cairn snapshot delete -- '-sub \
+                    x' -x`";
+    assert!(code == Some(1) && told.contains(proposed), "{told}");
+    assert_eq!(here(&["snapshot", "release", "--", "-sub x", "-x"]).0, Some(0));
+    assert_eq!(here(&["snapshot", "delete", "--", "-sub x", "-x"]).0, Some(0));
+    assert_eq!(here(&["subvolume", "delete", "--", "-sub x"]).0, Some(0));
     mounted.end();
 }
 

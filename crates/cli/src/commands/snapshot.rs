@@ -1,4 +1,5 @@
 //! `cairn snapshot`: makes, lists, holds and deletes snapshots of subvolumes of a mounted volume.
+mod keep;
 pub mod selection;
 
 use crate::shell;
@@ -6,7 +7,7 @@ use crate::{each, mount_error};
 use anyhow::{Context, anyhow, bail, ensure};
 use cairn_environment::clock;
 use cairn_fuse::MountError;
-use cairn_fuse::schedule::Schedule;
+use cairn_fuse::schedule::is_automatic_name;
 use cairn_fuse::snapshots::{self, Snapshot};
 use cairn_fuse::subvolumes;
 use cairn_harness::console;
@@ -47,12 +48,6 @@ Examples:
   cairn snapshot delete /mnt/home before-update
   cairn snapshot delete --dry-run /mnt/home monday..friday
   cairn snapshot keep /mnt/home --every 10m --keep 6x10m,24x1h,7x1d";
-
-const KEEP_HELP: &str = "\
-Examples:
-  cairn snapshot keep /mnt/home --every 10m --keep 6x10m,24x1h,7x1d
-  cairn snapshot keep /mnt/home
-  cairn snapshot keep /mnt/home --off";
 
 #[derive(clap::Subcommand)]
 enum Action {
@@ -98,27 +93,7 @@ enum Action {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Have snapshots made and deleted by a schedule, or show it.
-    ///
-    /// The schedule stays with the subvolume: any mount of the volume follows it. A snapshot
-    /// auto-TIME is made when an interval begins, if anything has changed since the one before.
-    /// Only snapshots with such names are deleted, and held ones are not. For the owner of the
-    /// subvolume, root, and the user of the mount.
-    #[command(after_help = KEEP_HELP)]
-    Keep {
-        /// Root directory of the subvolume.
-        path: PathBuf,
-        /// Make one so often: 30s, 10m, 1h, 1d, 1w.
-        #[arg(long, value_name = "TIME", requires = "keep")]
-        every: Option<String>,
-        /// Keep these: 24x1h keeps the last one of each of the last 24 hours that have any; several
-        /// rules with commas between them.
-        #[arg(long, value_name = "RULES", requires = "every")]
-        keep: Option<String>,
-        /// End the schedule. The snapshots stay.
-        #[arg(long, conflicts_with_all = ["every", "keep"])]
-        off: bool,
-    },
+    Keep(keep::Arguments),
     /// Protect snapshots from being deleted, until they are released.
     Hold {
         /// Root directory of the subvolume.
@@ -149,29 +124,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Action::Delete { path, names, dry_run: false } => {
             return Ok(each(names, |name| delete(path, name)));
         }
-        Action::Keep { path, every: Some(every), keep: Some(keep), .. } => {
-            let schedule = Schedule::new(every, keep).map_err(anyhow::Error::msg)?;
-            set_schedule(path, Some(&schedule))
-        }
-        Action::Keep { path, off: true, .. } => set_schedule(path, None),
-        Action::Keep { path, .. } => show_schedule(path),
+        Action::Keep(arguments) => return keep::run(arguments),
         Action::Hold { path, names } => return Ok(each(names, |name| hold(path, name, true))),
         Action::Release { path, names } => return Ok(each(names, |name| hold(path, name, false))),
     };
     done.map(|()| ExitCode::SUCCESS)
-}
-
-fn set_schedule(path: &Path, schedule: Option<&Schedule>) -> anyhow::Result<()> {
-    snapshots::set_schedule(path, schedule).map_err(|error| explain(path, OsStr::new(""), error))
-}
-
-fn show_schedule(path: &Path) -> anyhow::Result<()> {
-    let schedule =
-        snapshots::schedule(path).map_err(|error| explain(path, OsStr::new(""), error))?;
-    match schedule {
-        Some(schedule) => console::print_text(&schedule),
-        None => console::print_text(&format_args!("{} has no schedule", mount_error::shown(path))),
-    }
 }
 
 fn create(path: &Path, name: Option<&OsStr>) -> anyhow::Result<()> {
@@ -203,6 +160,10 @@ fn check_name(name: &OsStr) -> anyhow::Result<()> {
     ensure!(
         !snapshots::is_temporary_name(bytes),
         "\"{shown}\" is a name of temporary snapshots, which the next mount deletes"
+    );
+    ensure!(
+        !is_automatic_name(bytes),
+        "\"{shown}\" is a name of snapshots that a schedule makes, and deletes: take another name"
     );
     Ok(())
 }

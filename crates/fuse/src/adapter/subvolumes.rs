@@ -5,6 +5,7 @@
 //! told before the answer. No request waits for the thread that tells it.
 use super::Answer;
 use super::set_id::has_group;
+use super::snapshots;
 use crate::directory_requests::{self, Request, Subvolume, path_of_bytes};
 use crate::protocol::RequestHeader;
 use crate::transport::Reply;
@@ -167,6 +168,12 @@ pub(super) fn serve(
                 return Err(Errno::PERM.into());
             }
             return list(volume);
+        }
+        Request::Schedules => {
+            if !asker.is_privileged {
+                return Err(Errno::PERM.into());
+            }
+            return snapshots::schedules(volume);
         }
         Request::Show => {
             let subvolumes = vec![described(volume, root_of(volume, directory)?)?];
