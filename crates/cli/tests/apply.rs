@@ -371,8 +371,8 @@ fn nested_subvolumes_and_schedules_stay_where_they_are() {
         assert_eq!(names(&mounted.at(".snapshots/base/moved/nested")), ["one"]);
         assert!(!mounted.at(".snapshots/base/directory").exists());
         // A schedule is no change.
-        assert_eq!(keep("dir/base"), "every 1w keep 2x1w\n");
-        assert_eq!(keep("dir/fork"), "every 2w keep 3x2w\n");
+        assert!(keep("dir/base").starts_with("every 1w keep 2x1w\n"));
+        assert!(keep("dir/fork").starts_with("every 2w keep 3x2w\n"));
         mounted.succeeds(&["snapshot", "keep", "dir/base", "--every", "3w", "--keep", "1x3w"]);
         nothing_is_left(mounted);
         // A directory with one can't go.

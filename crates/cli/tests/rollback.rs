@@ -278,7 +278,7 @@ fn a_schedule_moves_on() {
     let old = "dir/home~before-rollback-1";
     let schedule = |path: &str| mounted.succeeds(&["snapshot", "keep", path]);
     let check = || {
-        assert_eq!(schedule("dir/home"), "every 1s keep 3x1s\n");
+        assert!(schedule("dir/home").starts_with("every 1s keep 3x1s\n"));
         assert_eq!(schedule(old), format!("{old} has no schedule\n"));
     };
     check();
