@@ -386,7 +386,7 @@ fn nested_subvolumes_and_schedules_stay_where_they_are() {
         apply(mounted, &["--ours"]);
         mounted.remount();
         assert!(base.join("gone/two").is_dir());
-        assert_eq!(keep("dir/base"), "every 3w keep 1x3w\n");
+        assert!(keep("dir/base").starts_with("every 3w keep 1x3w\n"));
     });
 }
 

@@ -1,7 +1,7 @@
 //! `cairn apply`: applies what has changed in a fork to the subvolume that it came from.
 //!
 //! Exit codes are like those of diff(1) and merge tools.
-use crate::mount_error;
+use crate::{mount_error, shell};
 use anyhow::Context;
 use cairn_fuse::MountError;
 use cairn_fuse::apply::{
@@ -283,7 +283,8 @@ fn explain(fork: &Path, error: MountError) -> anyhow::Error {
         Errno::NOTUNIQ => format!(
             "nothing was changed: the subvolume that {fork} came from was rolled back, and several \
              may be meant (`cairn subvolume list` shows them): name the one that is to get the \
-             changes, `cairn apply {fork} ORIGIN`"
+             changes, `{}`",
+            shell::command("cairn apply", &[&fork, "ORIGIN"])
         ),
         Errno::INVAL | Errno::NOTDIR => format!(
             "{fork} is not the root directory of a fork, so it has no changes to apply: `cairn \

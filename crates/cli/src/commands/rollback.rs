@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 /// with it. It is durable when the command returns; after a crash before that, nothing or all of it
 /// has happened. For the owner of the subvolume, root, and the user of the mount.
 ///
+/// Nothing may be mounted below PATH.
+///
 /// All snapshots stay with PATH, as a schedule does. So a rollback to another one goes forward
 /// again, and `mv` exchanges the names back. `cairn subvolume delete` removes what is not needed.
 #[derive(clap::Args)]
