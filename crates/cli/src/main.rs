@@ -124,9 +124,13 @@ pub(crate) fn each<T>(
     arguments: impl IntoIterator<Item = T>,
     act: impl Fn(T) -> anyhow::Result<()>,
 ) -> ExitCode {
-    let codes = arguments.into_iter().map(|one| act(one).map(|()| ExitCode::SUCCESS));
-    let failed = codes.filter(|code| code.is_err()).map(|code| report(code, 1)).count();
-    ExitCode::from(u8::from(failed > 0))
+    let mut code = ExitCode::SUCCESS;
+    for one in arguments {
+        if let Err(error) = act(one) {
+            code = report(Err(error), 1);
+        }
+    }
+    code
 }
 
 /// The error and its causes, each once: some errors name their cause themselves. Of a lock, the way

@@ -9,6 +9,7 @@ use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// What to do on a full volume.
@@ -103,8 +104,9 @@ pub fn refuse_shut_down(path: &Path) -> anyhow::Result<()> {
 
 /// Refuses the image of a volume where a directory of its mount is meant.
 fn refuse_image(path: &Path) -> anyhow::Result<()> {
-    let is_directory = path.is_dir();
-    let file = if is_directory { None } else { File::open(path).ok() };
+    let may_be_image =
+        path.metadata().is_ok_and(|found| found.is_file() || found.file_type().is_block_device());
+    let file = may_be_image.then(|| File::open(path).ok()).flatten();
     let Some(found) = file.and_then(|file| signature::recognise(&file).ok().flatten()) else {
         return Ok(());
     };
