@@ -32,7 +32,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = KEEP_HELP)]
 pub struct Arguments {
-    /// Root directory of the subvolume.
+    /// Root directory of the subvolume; with --all any directory of the mount.
     path: PathBuf,
     /// Make one so often: 30s, 10m, 1h, 1d, 1w.
     #[arg(long, value_name = "TIME", requires = "keep")]
@@ -63,9 +63,10 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Ok(schedule) => {
                 set(path, Some(&schedule))?;
                 for rule in schedule.finer_rules() {
+                    let count = rule.split('x').next().unwrap_or_default();
                     console::tell(&format_args!(
-                        "cairn: {rule} keeps so many of the last snapshots, for one is made every \
-                         {} at most",
+                        "cairn: {rule} keeps the last {count} snapshots: one is made every {} at \
+                         most",
                         schedule.every()
                     ));
                 }
