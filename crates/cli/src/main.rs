@@ -118,8 +118,8 @@ fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
     })
 }
 
-/// Does something with each of several arguments, as mkdir(1) and rm(1) do: reports the error of one,
-/// and goes on with the next. The exit code is 1 if there was an error.
+/// Does something with each of several arguments, as mkdir(1) and rm(1) do: reports the error of
+/// one, and goes on with the next. The exit code is 1 if there was an error.
 pub(crate) fn each<T>(
     arguments: impl IntoIterator<Item = T>,
     act: impl Fn(T) -> anyhow::Result<()>,

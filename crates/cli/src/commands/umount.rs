@@ -29,10 +29,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if cairn_fuse::is_shut_down(directory) { Ok(()) } else { cairn_fuse::sync(directory) };
     cairn_fuse::unmount(directory)?;
     match synced {
-        Err(MountError::NoAnswer { errno: Errno::NOTCONN, .. }) => {
+        // Of a request that was on its way when the kernel learned of it, ECONNABORTED.
+        Err(MountError::NoAnswer { errno: Errno::NOTCONN | Errno::CONNABORTED, .. }) => {
             if !source.is_some_and(image::is_clean) {
                 console::tell(&format_args!(
-                    "cairn: {shown} is unmounted; its server had ended before. The next mount \
+                    "cairn: {shown} is unmounted; its server had died. The next mount \
                      recovers everything that was acknowledged as durable"
                 ));
             }
