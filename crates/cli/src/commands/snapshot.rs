@@ -419,7 +419,7 @@ fn explain(path: &Path, given: &OsStr, error: MountError) -> anyhow::Error {
         }
         Errno::BUSY => format!(
             "the snapshot {name} is held; release it first: `{}`",
-            command("release", path, &[name.clone()])
+            command("release", path, std::slice::from_ref(&name))
         ),
         Errno::NOSPC => format!("the volume is full; {}", mount_error::MAKE_ROOM),
         Errno::PERM => format!(
