@@ -282,7 +282,7 @@ fn open_device(path: &Path, mode: OpenMode) -> Result<FileDevice, DeviceError> {
             Err(error)
                 if error.is_in_use()
                     && begin.elapsed() < SERVER_END_MAX
-                    && !cairn_fuse::is_mounted(path) =>
+                    && cairn_fuse::mount_point_of(path).is_none() =>
             {
                 clock::sleep(RETRY_INTERVAL)
             }

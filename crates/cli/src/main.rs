@@ -20,6 +20,7 @@ mod mount_end;
 mod mount_error;
 mod mount_options;
 mod repair_backup;
+mod shell;
 mod signature;
 mod system_options;
 
@@ -30,6 +31,7 @@ use cairn_torture::command as torture;
 use clap::{Parser, Subcommand};
 use mount_options::MountSettings;
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// A crash-safe, checksummed, copy-on-write file system in user space.
@@ -77,8 +79,8 @@ fn main() -> ExitCode {
         Command::Sync(arguments) => commands::sync::run(&arguments),
         Command::Trim(arguments) => commands::trim::run(&arguments),
         Command::Shutdown(arguments) => commands::shutdown::run(&arguments),
-        Command::Subvolume(arguments) => commands::subvolume::run(&arguments),
-        Command::Snapshot(arguments) => commands::snapshot::run(&arguments),
+        Command::Subvolume(arguments) => return report(commands::subvolume::run(&arguments), 1),
+        Command::Snapshot(arguments) => return report(commands::snapshot::run(&arguments), 1),
         Command::Fork(arguments) => commands::fork::run(&arguments),
         Command::Rollback(arguments) => commands::rollback::run(&arguments),
         Command::Diff(arguments) => {
@@ -116,13 +118,30 @@ fn report(result: anyhow::Result<ExitCode>, failure: u8) -> ExitCode {
     })
 }
 
+/// Does something with each of several arguments, as mkdir(1) and rm(1) do: reports the error of
+/// one, and goes on with the next. The exit code is 1 if there was an error.
+pub(crate) fn each<T>(
+    arguments: impl IntoIterator<Item = T>,
+    act: impl Fn(T) -> anyhow::Result<()>,
+) -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    for one in arguments {
+        if let Err(error) = act(one) {
+            code = report(Err(error), 1);
+        }
+    }
+    code
+}
+
 /// The error and its causes, each once: some errors name their cause themselves. Of a lock, the way
 /// out stands instead of the system's "temporarily unavailable".
 fn message(error: &anyhow::Error) -> String {
     let in_use = error
         .chain()
-        .any(|cause| cause.downcast_ref::<DeviceError>().is_some_and(DeviceError::is_in_use));
-    let causes = error.chain().filter(|cause| !(in_use && cause.is::<io::Error>()));
+        .filter_map(|cause| cause.downcast_ref::<DeviceError>())
+        .find(|error| error.is_in_use())
+        .map(|error| &*error.device);
+    let causes = error.chain().filter(|cause| !(in_use.is_some() && cause.is::<io::Error>()));
     let text = causes.fold(String::new(), |text, cause| {
         let cause = cause.to_string();
         match text.as_str() {
@@ -131,7 +150,14 @@ fn message(error: &anyhow::Error) -> String {
             text => format!("{text}: {cause}"),
         }
     });
-    if in_use { format!("{text}; if it is mounted, run `cairn umount DIR`") } else { text }
+    let Some(device) = in_use else { return text };
+    match cairn_fuse::mount_point_of(Path::new(device)) {
+        Some(directory) => {
+            let unmount = shell::command("cairn umount", &[mount_error::shown(&directory)]);
+            format!("{text}: it is mounted; `{unmount}` unmounts it")
+        }
+        None => format!("{text}; if it is mounted, run `cairn umount DIR`"),
+    }
 }
 
 #[cfg(test)]

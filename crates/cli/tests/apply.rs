@@ -371,8 +371,8 @@ fn nested_subvolumes_and_schedules_stay_where_they_are() {
         assert_eq!(names(&mounted.at(".snapshots/base/moved/nested")), ["one"]);
         assert!(!mounted.at(".snapshots/base/directory").exists());
         // A schedule is no change.
-        assert_eq!(keep("dir/base"), "every 1w keep 2x1w\n");
-        assert_eq!(keep("dir/fork"), "every 2w keep 3x2w\n");
+        assert!(keep("dir/base").starts_with("every 1w keep 2x1w\n"));
+        assert!(keep("dir/fork").starts_with("every 2w keep 3x2w\n"));
         mounted.succeeds(&["snapshot", "keep", "dir/base", "--every", "3w", "--keep", "1x3w"]);
         nothing_is_left(mounted);
         // A directory with one can't go.
@@ -386,7 +386,7 @@ fn nested_subvolumes_and_schedules_stay_where_they_are() {
         apply(mounted, &["--ours"]);
         mounted.remount();
         assert!(base.join("gone/two").is_dir());
-        assert_eq!(keep("dir/base"), "every 3w keep 1x3w\n");
+        assert!(keep("dir/base").starts_with("every 3w keep 1x3w\n"));
     });
 }
 
@@ -404,7 +404,7 @@ fn an_application_is_durable_when_it_returns() {
     let applied = tree(&base);
     server.kill().unwrap();
     server.wait().unwrap();
-    mounted.exits_with(1, &["umount", "dir"]);
+    mounted.succeeds(&["umount", "dir"]);
     mounted.succeeds(&["fsck", "--data", "image"]);
     mounted.succeeds(&["mount", "image", "dir"]);
     assert_eq!(tree(&base), applied);
@@ -434,7 +434,7 @@ fn a_killed_server_leaves_all_or_nothing() {
         server.kill().unwrap();
         server.wait().unwrap();
         command.wait().unwrap();
-        mounted.exits_with(1, &["umount", "dir"]);
+        mounted.succeeds(&["umount", "dir"]);
         mounted.succeeds(&["fsck", "--data", "image"]);
         server = mounted.serve(&["image", "dir"]);
         let found = seen(&base);

@@ -348,7 +348,20 @@ fn a_dead_server_is_reported_and_its_mount_taken_away() {
     }
     server.kill().unwrap();
     server.wait().unwrap();
-    assert!(mounted.exits_with(1, &["umount", "dir"]).contains("is unmounted"));
+    // Each command names the mount.
+    for command in [
+        &["fork", "dir/sub", "dir/new"][..],
+        &["rollback", "dir/sub", "one"],
+        &["snapshot", "list", "dir/sub"],
+        &["subvolume", "create", "dir/sub"],
+    ] {
+        let told = mounted.exits_with(1, command);
+        assert!(told.contains("the mount dir has ended"), "{command:?}: {told}");
+        assert!(told.contains("`cairn umount dir`"), "{command:?}: {told}");
+    }
+    // It did all that can be done.
+    let told = mounted.succeeds(&["umount", "dir"]);
+    assert!(told.contains("is unmounted") && told.contains("recovers everything"), "{told}");
     assert!(!mounted.is_mounted());
     mounted.succeeds(&["fsck", "image"]);
 }

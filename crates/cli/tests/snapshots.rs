@@ -357,6 +357,45 @@ fn every_snapshot_is_listed() {
     mounted.end();
 }
 
+/// Each of several names is tried, and what a message proposes works for odd ones.
+#[test]
+fn names_are_handled_one_by_one() {
+    let Some(mounted) = Mounted::with_volume() else { return };
+    mounted.succeeds(&["subvolume", "create", "dir/-sub x"]);
+    let path = "dir/-sub x";
+    for name in ["a", "b", "c", "-x", "e"] {
+        mounted.succeeds(&["snapshot", "create", "--", path, name]);
+    }
+    let told = mounted.exits_with(1, &["snapshot", "hold", path, "a..b", "no", "e"]);
+    assert!(told.contains("has no snapshot no; `cairn snapshot list 'dir/-sub x'`"), "{told}");
+    let held = |wanted: &[&str]| {
+        let found = listed(&mounted, path).into_iter().filter(|one| one.1);
+        assert_eq!(found.map(|one| one.0).collect::<Vec<_>>(), wanted);
+    };
+    held(&["a", "b", "e"]);
+    let told = mounted.exits_with(1, &["snapshot", "delete", path, "e", "c", "a"]);
+    assert_eq!(told.matches("is held; release it first").count(), 2, "{told}");
+    mounted.succeeds(&["snapshot", "release", path, "a..e"]);
+    held(&[]);
+    assert_eq!(mounted.succeeds(&["snapshot", "delete", path, "a..b"]), "2 snapshots deleted\n");
+    mounted.succeeds(&["snapshot", "delete", path, "e"]);
+    // One is left, which looks like an option.
+    let here = |arguments: &[&str]| {
+        let mut command = mounted.command(arguments);
+        let output = command.current_dir(mounted.at("")).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    mounted.succeeds(&["snapshot", "hold", "--", path, "-x"]);
+    let (code, told) = here(&["subvolume", "delete", "--", "-sub x"]);
+    let proposed = "`cairn snapshot release -- '-sub x' -x`, then `cairn snapshot delete -- '-sub \
+                    x' -x`";
+    assert!(code == Some(1) && told.contains(proposed), "{told}");
+    assert_eq!(here(&["snapshot", "release", "--", "-sub x", "-x"]).0, Some(0));
+    assert_eq!(here(&["snapshot", "delete", "--", "-sub x", "-x"]).0, Some(0));
+    assert_eq!(here(&["subvolume", "delete", "--", "-sub x"]).0, Some(0));
+    mounted.end();
+}
+
 #[test]
 fn a_name_of_the_user_comes_first() {
     let Some(mounted) = Mounted::with_volume() else { return };

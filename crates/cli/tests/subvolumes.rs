@@ -84,7 +84,7 @@ fn every_name_is_listed() {
     assert!(list.contains(&format!("/{}", "x".repeat(250))), "{list}");
     assert_eq!(listed(&mounted).len(), 3);
     let told = mounted.exits_with(1, &["subvolume", "create", "dir/.."]);
-    assert!(told.contains("File exists"), "{told}");
+    assert!(told.contains("dir/.. exists already"), "{told}");
 }
 
 #[test]
@@ -113,6 +113,63 @@ fn a_subvolume_goes_with_all_that_is_in_it() {
     mounted.succeeds(&["fsck", "--data", "image"]);
     let told = mounted.exits_with(1, &["subvolume", "list", "dir"]);
     assert!(told.contains("not in a mount of Cairn"), "{told}");
+    let told = mounted.exits_with(1, &["subvolume", "list", "image"]);
+    assert!(told.contains("mount it (`cairn mount IMAGE DIR`)"), "{told}");
+}
+
+/// As of mkdir and rmdir: what fails is reported, and the rest done.
+#[test]
+fn one_that_fails_stops_no_other() {
+    let Some(mounted) = Mounted::with_volume() else { return };
+    mounted.succeeds(&["subvolume", "create", "dir/two"]);
+    let told = mounted.exits_with(1, &["subvolume", "create", "dir/one", "dir/two", "dir/three"]);
+    assert_eq!(told, "cairn: dir/two is a subvolume already\n");
+    let told = mounted.exits_with(1, &["subvolume", "delete", "dir/one", "dir/no", "dir/three"]);
+    assert!(told.starts_with("cairn: dir/no: ") && told.lines().count() == 1, "{told}");
+    let left: Vec<Option<String>> = listed(&mounted).into_iter().map(|one| one.1).collect();
+    assert_eq!(left, [Some("/".into()), Some("/two".into())]);
+    mounted.end();
+}
+
+/// What is refused, why, and to whom.
+#[test]
+fn a_refusal_names_its_cause() {
+    let Some(mounted) = Mounted::with_volume() else { return };
+    mounted.succeeds(&["subvolume", "create", "dir/sub"]);
+    mounted.succeeds(&["snapshot", "create", "dir/sub", "one"]);
+    let shown = mounted.succeeds(&["subvolume", "show", "dir/sub"]);
+    assert!(shown.contains("rolled back: no"), "{shown}");
+    let told = mounted.exits_with(1, &["subvolume", "show", "dir/.snapshots/sub/one"]);
+    assert!(told.contains("is a snapshot, not a subvolume"), "{told}");
+    fs::create_dir(mounted.path("other")).unwrap();
+    let told = mounted.exits_with(1, &["mount", "image", "other"]);
+    let at = fs::canonicalize(mounted.path("dir")).unwrap();
+    assert!(told.contains(&format!("it is mounted; `cairn umount {}`", at.display())), "{told}");
+    if rustix::process::geteuid().is_root() {
+        fs::set_permissions(mounted.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        for command in ["trim", "shutdown"] {
+            let Ok(output) = mounted.command(&[command, "dir"]).uid(4711).gid(4711).output() else {
+                continue;
+            };
+            let told = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(told.contains("dir: only root and the user who"), "{command}: {told}");
+        }
+    }
+    mounted.end();
+    mounted.succeeds(&["mount", "-o", "ro", "image", "dir"]);
+    for command in [
+        &["subvolume", "delete", "dir/sub"][..],
+        &["subvolume", "set-default", "dir/sub"],
+        &["subvolume", "create", "dir/new"],
+        &["fork", "dir/sub", "dir/new"],
+        &["rollback", "dir/sub", "one"],
+    ] {
+        let told = mounted.exits_with(1, command);
+        assert!(told.contains("the volume is mounted read-only"), "{command:?}: {told}");
+    }
+    let told = mounted.exits_with(1, &["trim", "dir"]);
+    assert!(told.contains("dir: the volume is read-only"), "{told}");
+    mounted.end();
 }
 
 #[test]
@@ -144,6 +201,7 @@ fn what_can_not_be_deleted_is_named() {
         (".", "outside", "outside is not in a mount of Cairn"),
         (".", "/", "/ is not in a mount of Cairn"),
         (".", "dir/missing", "dir/missing: No such file"),
+        (".", "image", "image is a cairn volume, and no directory: it is mounted on"),
     ] {
         let (succeeded, told) = within(directory, path);
         assert!(!succeeded && told.contains(&format!("cairn: {says}")), "{path}: {told}");
@@ -170,7 +228,7 @@ fn a_mount_shows_the_subvolume_that_it_is_told() {
     mounted.succeeds(&["mount", "-o", "subvolume=257", "image", "dir"]);
     assert_eq!(fs::read_to_string(at("file")).unwrap(), "inside");
     mounted.succeeds(&["subvolume", "set-default", "dir"]);
-    assert!(mounted.succeeds(&["subvolume", "show", "dir"]).contains("default:    yes"));
+    assert!(mounted.succeeds(&["subvolume", "show", "dir"]).contains("default:     yes"));
     mounted.succeeds(&["umount", "dir"]);
     mounted.succeeds(&["mount", "image", "dir"]);
     assert_eq!(fs::read_to_string(at("file")).unwrap(), "inside");

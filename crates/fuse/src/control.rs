@@ -130,6 +130,16 @@ pub fn mount_shut_down(path: &Path) -> Option<PathBuf> {
     named.find(|one| is_shut_down(one)).map(Path::to_owned)
 }
 
+/// The root directory of the mount of Cairn that `path` is in, also if its server is dead.
+pub fn mount_root_of(path: &Path) -> Option<PathBuf> {
+    let absolute = std::path::absolute(path).unwrap_or_default();
+    let is_root = |one: &&Path| {
+        !one.as_os_str().is_empty()
+            && find_mount(one).is_ok_and(|found| found.is_some_and(|mount| mount.may_be_cairn()))
+    };
+    path.ancestors().chain(absolute.ancestors()).find(is_root).map(Path::to_owned)
+}
+
 fn no_answer(directory: &Path, errno: Errno) -> MountError {
     match errno {
         Errno::NOTTY => MountError::NotInCairn(directory.to_owned()),

@@ -31,6 +31,8 @@ pub(crate) enum Request {
     Rollback { name: Vec<u8>, snapshot: Vec<u8> },
     /// Say what is known of all; the directory does not matter.
     List,
+    /// Say by which schedules snapshots of all are made; the directory does not matter.
+    Schedules,
     /// Say what is known of this one.
     Show,
     /// Show this one at the root of later mounts.
@@ -53,7 +55,11 @@ impl Request {
     /// The kernel does not know which ioctls change something.
     fn changes_volume(&self) -> bool {
         match self {
-            Self::List | Self::Show | Self::Differences { .. } | Self::Continue { .. } => false,
+            Self::List
+            | Self::Schedules
+            | Self::Show
+            | Self::Differences { .. }
+            | Self::Continue { .. } => false,
             Self::Snapshots(request) => request.changes_volume(),
             Self::Create { .. }
             | Self::Apply { .. }
@@ -162,7 +168,7 @@ pub(crate) struct Answer {
     #[serde(default)]
     pub(crate) space_bytes: Option<u64>,
     #[serde(default)]
-    pub(crate) schedule: Option<String>,
+    pub(crate) schedules: Vec<StoredSchedule>,
     #[serde(default)]
     pub(crate) rolled_back: Option<RolledBack>,
     #[serde(default)]
@@ -173,6 +179,19 @@ pub(crate) struct Answer {
     /// As [`crate::apply`] writes them.
     #[serde(default)]
     pub(crate) conflicts: Option<String>,
+}
+
+/// By which schedule snapshots of a subvolume are made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StoredSchedule {
+    pub(crate) subvolume: u64,
+    /// As of [`Subvolume`], if all were asked for.
+    #[serde(with = "hexadecimal")]
+    pub(crate) path: Option<PathBuf>,
+    /// As [`crate::schedule::Schedule`] reads it.
+    pub(crate) text: String,
+    /// When the newest was made that it has, in nanoseconds since 1970.
+    pub(crate) newest_ns: Option<u64>,
 }
 
 /// What a rollback has left.
@@ -380,6 +399,7 @@ mod tests {
             Request::Remove { name: b"x".to_vec() },
             Request::Rollback { name: b"x".to_vec(), snapshot: vec![255] },
             Request::List,
+            Request::Schedules,
             Request::Show,
             Request::SetDefault,
             Request::Snapshots(SnapshotRequest::Hold { name: b"x".to_vec(), held: true }),
@@ -431,13 +451,18 @@ mod tests {
             damage: vec!["inode 7 \"of it\"".into()],
             comparison: Some(Comparison::Differences("- %ff;".into())),
             space_bytes: Some(1),
-            schedule: Some("every 1h keep 1x1h".into()),
+            schedules: vec![StoredSchedule {
+                subvolume: 300,
+                path: Some(path_of_bytes(b"/\xff".to_vec())),
+                text: "every 1h keep 1x1h".into(),
+                newest_ns: Some(1),
+            }],
             rolled_back: Some(RolledBack { old_name: b"\xff".to_vec(), has_nested: true }),
             applied: Some(AppliedCounts { names: 1, inodes: u64::MAX }),
             in_doubt: vec![FileInDoubt { inode: 1 << 60, generation: 7 }],
             conflicts: Some("B %ff;".into()),
         };
-        let long = Answer { schedule: Some("x\0\n".repeat(PART_BYTES)), ..answer.clone() };
+        let long = Answer { conflicts: Some("x\0\n".repeat(PART_BYTES)), ..answer.clone() };
         for answer in [Answer::default(), answer, long] {
             let text = serde_json::to_vec(&answer).unwrap();
             let mut asked = 0;

@@ -52,14 +52,15 @@ mod tiny_file_system;
 
 pub use adapter::VolumeHandler;
 pub use control::{
-    XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS, is_shut_down, mount_shut_down, shut_down,
-    statistics, sync, trim, unmount,
+    XATTR_SERVER, XATTR_SHUTDOWN, XATTR_STATISTICS, is_shut_down, mount_root_of, mount_shut_down,
+    shut_down, statistics, sync, trim, unmount,
 };
 pub use error::MountError;
 pub use kernel::hand_on_standard_streams_only;
 pub use mounted::{MountEnder, MountedVolume, mount};
 pub use mounting::{
-    KernelOptions, MountInfo, MountOptions, ShownSource, Transport, find_mount, is_mounted,
+    KernelOptions, MountInfo, MountOptions, ShownSource, Transport, find_mount, mount_point_of,
+    mount_points_below,
 };
 pub use negotiation::Agreement;
 pub use session::{Session, SessionError, Unmounter};

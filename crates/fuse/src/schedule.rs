@@ -128,6 +128,12 @@ impl FromStr for Rule {
     }
 }
 
+impl fmt::Display for Rule {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}x{}", self.count, self.interval)
+    }
+}
+
 impl Schedule {
     /// From what a user writes: an interval, and rules with commas between them.
     ///
@@ -135,7 +141,8 @@ impl Schedule {
     /// What is wrong, and what to write instead.
     pub fn new(every: &str, keep: &str) -> Result<Self, String> {
         let every = every.parse()?;
-        let keep: Vec<Rule> = keep.split(',').map(str::parse).collect::<Result<_, String>>()?;
+        let rules = keep.split(',').map(|rule| rule.trim().parse());
+        let keep: Vec<Rule> = rules.collect::<Result<_, String>>()?;
         if keep.len() > RULES_MAX {
             return Err(format!("more than {RULES_MAX} rules"));
         }
@@ -144,6 +151,36 @@ impl Schedule {
             return Err(format!("together they keep more than {COUNT_MAX} snapshots"));
         }
         Ok(Self { every, keep })
+    }
+
+    /// How often one is made, as a user writes it.
+    pub fn every(&self) -> String {
+        self.every.to_string()
+    }
+
+    /// The rules, as a user writes each.
+    pub fn rules(&self) -> Vec<String> {
+        self.keep.iter().map(ToString::to_string).collect()
+    }
+
+    /// A rule with the same length of time as one before it: it adds nothing to the one that keeps
+    /// more.
+    pub fn repeated_rule(&self) -> Option<String> {
+        let is_repeated = |(at, rule): &(usize, &Rule)| {
+            self.keep[..*at].iter().any(|other| other.interval == rule.interval)
+        };
+        self.keep.iter().enumerate().find(is_repeated).map(|(_, rule)| rule.to_string())
+    }
+
+    /// Rules for a shorter time than that between two snapshots: they count snapshots.
+    pub fn finer_rules(&self) -> Vec<String> {
+        let is_finer = |rule: &&Rule| rule.interval.seconds < self.every.seconds;
+        self.keep.iter().filter(is_finer).map(ToString::to_string).collect()
+    }
+
+    /// When one is due next, at the time `now`, in seconds since 1970: if something has changed.
+    pub fn next(&self, now: i64) -> i64 {
+        (self.every.number(now) + 1).saturating_mul(self.every.seconds as i64)
     }
 
     /// How long to wait at first, at the time `now`: not at all, unless the newest automatic
@@ -191,9 +228,9 @@ impl Schedule {
 impl fmt::Display for Schedule {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "every {} keep ", self.every)?;
-        for (index, Rule { count, interval }) in self.keep.iter().enumerate() {
+        for (index, rule) in self.keep.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
-            write!(formatter, "{comma}{count}x{interval}")?;
+            write!(formatter, "{comma}{rule}")?;
         }
         Ok(())
     }
@@ -222,6 +259,11 @@ pub(crate) struct Automatic {
 /// The name of one that is made at this time.
 pub(crate) fn name_at(seconds: i64) -> String {
     format!("{NAME_PREFIX}{}", calendar::utc_text(seconds))
+}
+
+/// Whether a snapshot with this name counts as made by a schedule.
+pub fn is_automatic_name(name: &[u8]) -> bool {
+    time_in_name(name).is_some()
 }
 
 /// The time in a name, if it is the name of such a snapshot.

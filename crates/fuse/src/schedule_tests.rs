@@ -207,3 +207,18 @@ proptest! {
         prop_assert_eq!(snapshots, expected);
     }
 }
+
+#[test]
+fn what_is_shown_of_a_schedule() {
+    let schedule = Schedule::new("1h", "6x10m, 24x60m,2x1d").unwrap();
+    assert_eq!(schedule.every(), "1h");
+    assert_eq!(schedule.rules(), ["6x10m", "24x1h", "2x1d"]);
+    assert_eq!(schedule.finer_rules(), ["6x10m"]);
+    assert_eq!(schedule.repeated_rule(), None);
+    let repeated = Schedule::new("1h", "6x1d,24x24h").unwrap();
+    assert_eq!(repeated.repeated_rule().as_deref(), Some("24x1d"));
+    assert_eq!([0, 1, 3599, 3600].map(|now| schedule.next(now)), [3600, 3600, 3600, 7200]);
+    assert_eq!(schedule.next(-1), 0);
+    assert!(is_automatic_name(b"auto-2020-01-01T00:00:00Z"));
+    assert!(!is_automatic_name(b"auto-backup") && !is_automatic_name(b"monday"));
+}

@@ -1,7 +1,7 @@
 //! Snapshots of subvolumes of a mounted volume, for programs: requests to the root directory of a
 //! subvolume.
 use crate::control;
-use crate::directory_requests::{Request, SnapshotRequest, ask, path_of_bytes};
+use crate::directory_requests::{Request, SnapshotRequest, StoredSchedule, ask, path_of_bytes};
 use crate::error::MountError;
 use crate::schedule::Schedule;
 use std::path::{Path, PathBuf};
@@ -93,12 +93,40 @@ pub fn set_schedule(path: &Path, schedule: Option<&Schedule>) -> Result<(), Moun
     ask(path, &Request::Snapshots(request)).map(drop)
 }
 
+/// The schedule of a subvolume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Id of the subvolume.
+    pub subvolume: u64,
+    /// Where it is below the root of the mount, if it is there and was asked for.
+    pub path: Option<PathBuf>,
+    /// By this its snapshots are made.
+    pub schedule: Schedule,
+    /// When the newest of these was made, in nanoseconds since 1970.
+    pub newest_ns: Option<u64>,
+}
+
+fn kept(asked: &Path, stored: StoredSchedule) -> Result<Kept, MountError> {
+    let StoredSchedule { subvolume, path, text, newest_ns } = stored;
+    let schedule = text.parse().map_err(|_| MountError::OtherBuild(asked.to_owned()))?;
+    Ok(Kept { subvolume, path, schedule, newest_ns })
+}
+
 /// The schedule by which snapshots of the subvolume with the root directory at `path` are made.
 ///
 /// # Errors
 /// If there is no subvolume, or this version can't read its schedule.
-pub fn schedule(path: &Path) -> Result<Option<Schedule>, MountError> {
+pub fn schedule(path: &Path) -> Result<Option<Kept>, MountError> {
     let answer = ask(path, &Request::Snapshots(SnapshotRequest::ShowSchedule))?;
-    let schedule = answer.schedule.map(|text| text.parse());
-    schedule.transpose().map_err(|_| MountError::OtherBuild(path.to_owned()))
+    answer.schedules.into_iter().next().map(|stored| kept(path, stored)).transpose()
+}
+
+/// All schedules of the volume that `directory` shows, by ascending id of the subvolume. For root
+/// and the server's user.
+///
+/// # Errors
+/// If it is in no mount of Cairn, or this version can't read one.
+pub fn schedules(directory: &Path) -> Result<Vec<Kept>, MountError> {
+    let answer = ask(directory, &Request::Schedules)?;
+    answer.schedules.into_iter().map(|stored| kept(directory, stored)).collect()
 }

@@ -129,6 +129,8 @@ pub fn remove_subvolume(path: &Path) -> Result<(), MountError> {
 /// A subvolume that was rolled back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollback {
+    /// What the snapshot holds: the path, without `.` and `..` at its end.
+    pub new: PathBuf,
     /// What it was before.
     pub old: PathBuf,
     /// Other subvolumes are nested there.
@@ -149,10 +151,11 @@ pub fn rollback(path: &Path, snapshot: &[u8]) -> Result<Rollback, MountError> {
     let done = answer.rolled_back.ok_or_else(|| MountError::OtherBuild(path.to_owned()))?;
     let old = directory.join(path_of_bytes(done.old_name));
     // The kernel learns where the working directories of other programs are now.
-    for path in [&directory.join(name), &old] {
+    let new = if path.file_name().is_some() { path.to_owned() } else { directory.join(name) };
+    for path in [&new, &old] {
         let _ = rustix::fs::stat(path);
     }
-    Ok(Rollback { old, has_nested: done.has_nested })
+    Ok(Rollback { new, old, has_nested: done.has_nested })
 }
 
 /// All subvolumes of the volume that `directory` shows, by ascending id. For root and the server's

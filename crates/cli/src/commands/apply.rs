@@ -1,7 +1,7 @@
 //! `cairn apply`: applies what has changed in a fork to the subvolume that it came from.
 //!
 //! Exit codes are like those of diff(1) and merge tools.
-use crate::mount_error;
+use crate::{mount_error, shell};
 use anyhow::Context;
 use cairn_fuse::MountError;
 use cairn_fuse::apply::{
@@ -203,7 +203,13 @@ fn line(conflict: &Conflict, winner: Winner, origin: &str) -> String {
     let path = cairn_fsck::shown_path(&conflict.path);
     let meaning = match conflict.kind {
         ConflictKind::BothChanged => "changed in both, in different ways".to_owned(),
-        ConflictKind::RemovedInOrigin => format!("changed in the fork, removed in {origin}"),
+        ConflictKind::RemovedInOrigin if winner == Winner::Fork => format!(
+            "it is, or is in, a directory that was removed in {origin}: move what is new there to \
+             another directory of the fork"
+        ),
+        ConflictKind::RemovedInOrigin => {
+            format!("new or changed in the fork; removed in {origin}, or in a directory that was")
+        }
         ConflictKind::RemovedInFork if winner == Winner::Fork => {
             format!("removed in the fork, and something is in it in {origin}: remove that first")
         }
@@ -277,7 +283,8 @@ fn explain(fork: &Path, error: MountError) -> anyhow::Error {
         Errno::NOTUNIQ => format!(
             "nothing was changed: the subvolume that {fork} came from was rolled back, and several \
              may be meant (`cairn subvolume list` shows them): name the one that is to get the \
-             changes, `cairn apply {fork} ORIGIN`"
+             changes, `{}`",
+            shell::command("cairn apply", &[&fork, "ORIGIN"])
         ),
         Errno::INVAL | Errno::NOTDIR => format!(
             "{fork} is not the root directory of a fork, so it has no changes to apply: `cairn \

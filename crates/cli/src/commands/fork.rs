@@ -48,6 +48,8 @@ fn explain(source: &Path, new: &Path, error: MountError) -> anyhow::Error {
         Err(explained) => return explained,
     };
     let is_new = path == new;
+    let why = mount_error::read_only(new.parent().unwrap_or(Path::new("/")));
+    let is_subvolume = errno == Errno::EXIST && subvolumes::subvolume_at(new).is_ok();
     let (path, source) = (mount_error::shown(&path), mount_error::shown(source));
     match errno {
         Errno::INVAL if is_new => anyhow::anyhow!("{path} has no name for a subvolume"),
@@ -67,10 +69,9 @@ fn explain(source: &Path, new: &Path, error: MountError) -> anyhow::Error {
         Errno::NOSPC => {
             anyhow::anyhow!("{path} was not made: the volume is full; {}", mount_error::MAKE_ROOM)
         }
-        Errno::ROFS => anyhow::anyhow!(
-            "{path} was not made: the volume is mounted read-only, or the directory belongs to \
-             snapshots"
-        ),
+        Errno::ROFS => anyhow::anyhow!("{path} was not made: {why}"),
+        Errno::EXIST if is_subvolume => anyhow::anyhow!("{path} is a subvolume already"),
+        Errno::EXIST => anyhow::anyhow!("{path} exists already"),
         errno => anyhow::anyhow!("{path}: {errno}"),
     }
 }

@@ -3,6 +3,7 @@ use crate::EXIT_UNSOUND;
 use crate::commands::extract;
 use crate::image::{self, Image};
 use crate::repair_backup::{self, BackingUp};
+use crate::shell::{quoted, quoted_name};
 use anyhow::Context;
 use cairn_blockdev::composed::CopyFirst;
 use cairn_blockdev::{BlockDevice, OpenMode};
@@ -213,25 +214,6 @@ fn advise(report: &Report, arguments: &Arguments) {
     }
 }
 
-/// As a shell takes it for one word.
-pub fn quoted(text: &str) -> String {
-    let plain =
-        |character: char| character.is_ascii_alphanumeric() || "/._-+:,@%=".contains(character);
-    if !text.is_empty() && text.chars().all(plain) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
-}
-
-/// The path of a file as a shell takes it for one word, from what reports show.
-pub fn quoted_name(shown: &str) -> String {
-    match shown.contains('\\') {
-        true => format!("$'{}'", shown.replace('\'', r"\'")),
-        false => quoted(shown),
-    }
-}
-
 /// Beside an image file; of a block device in the current folder.
 fn backup_place(image: &Image) -> PathBuf {
     let source = image.mount_source();
@@ -268,18 +250,4 @@ fn tell_bad_copies(device: &dyn BlockDevice, repair: bool) -> u8 {
         exit_code = exit_code.max(if repair && left == 0 { EXIT_REPAIRED } else { EXIT_UNSOUND });
     }
     exit_code
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shell_takes_any_path_for_one_word() {
-        assert_eq!(quoted("/folder/file-1.txt"), "/folder/file-1.txt");
-        assert_eq!(quoted("/it's mine"), r"'/it'\''s mine'");
-        assert_eq!(quoted(""), "''");
-        assert_eq!(quoted_name("/it's mine"), r"'/it'\''s mine'");
-        assert_eq!(quoted_name(r"/it's\x0a\\"), r"$'/it\'s\x0a\\'");
-    }
 }

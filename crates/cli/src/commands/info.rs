@@ -76,7 +76,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         },
         composed @ Image::Composed(..) => from_device(composed)?,
     };
-    let mounted = arguments.image.paths().iter().any(|path| cairn_fuse::is_mounted(path));
+    let mounted =
+        arguments.image.paths().iter().any(|path| cairn_fuse::mount_point_of(path).is_some());
     console::print(&info(&arguments.image, &superblock, mounted), arguments.json)
 }
 

@@ -110,7 +110,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn check_mountpoint(directory: &Path) -> anyhow::Result<()> {
     let metadata = match fs::metadata(directory) {
         Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
-            return Err(mount_error::server_has_ended(directory));
+            return Err(mount_error::server_has_ended(directory, Errno::NOTCONN));
         }
         other => other.with_context(|| format!("mount point {}", directory.display()))?,
     };

@@ -1,12 +1,15 @@
 //! `cairn snapshot`: makes, lists, holds and deletes snapshots of subvolumes of a mounted volume.
+mod keep;
 pub mod selection;
 
-use crate::mount_error;
-use anyhow::{Context, bail, ensure};
+use crate::shell;
+use crate::{each, mount_error};
+use anyhow::{Context, anyhow, bail, ensure};
 use cairn_environment::clock;
 use cairn_fuse::MountError;
-use cairn_fuse::schedule::Schedule;
+use cairn_fuse::schedule::is_automatic_name;
 use cairn_fuse::snapshots::{self, Snapshot};
+use cairn_fuse::subvolumes;
 use cairn_harness::console;
 use cairn_harness::size::Size;
 use rustix::io::Errno;
@@ -15,6 +18,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
+use std::process::ExitCode;
 
 /// Longest name, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -45,12 +49,6 @@ Examples:
   cairn snapshot delete --dry-run /mnt/home monday..friday
   cairn snapshot keep /mnt/home --every 10m --keep 6x10m,24x1h,7x1d";
 
-const KEEP_HELP: &str = "\
-Examples:
-  cairn snapshot keep /mnt/home --every 10m --keep 6x10m,24x1h,7x1d
-  cairn snapshot keep /mnt/home
-  cairn snapshot keep /mnt/home --off";
-
 #[derive(clap::Subcommand)]
 enum Action {
     /// Make a snapshot of a subvolume, and print where it is.
@@ -64,6 +62,8 @@ enum Action {
         name: Option<OsString>,
     },
     /// List the snapshots of a subvolume, the oldest first.
+    ///
+    /// One of a subvolume whose place this one has taken, by a rollback, names that behind it.
     ///
     /// "unique" is what a snapshot alone has: its deletion gives that back. What several have is
     /// counted for none of them; `cairn snapshot delete --dry-run` says it of several.
@@ -81,8 +81,8 @@ enum Action {
     /// Delete snapshots, for good.
     ///
     /// They are gone durably when the command returns; their space comes back in the background.
-    /// Held ones are refused, and so is an interval with a held one. For the owner of the
-    /// subvolume, root, and the user of the mount.
+    /// Held ones are refused, and so is an interval with a held one; the other names that are given
+    /// are deleted all the same. For the owner of the subvolume, root, and the user of the mount.
     Delete {
         /// Root directory of the subvolume.
         path: PathBuf,
@@ -93,32 +93,12 @@ enum Action {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Have snapshots made and deleted by a schedule, or show it.
-    ///
-    /// The schedule stays with the subvolume: any mount of the volume follows it. A snapshot
-    /// auto-TIME is made when an interval begins, if anything has changed since the one before.
-    /// Only snapshots with such names are deleted, and held ones are not. For the owner of the
-    /// subvolume, root, and the user of the mount.
-    #[command(after_help = KEEP_HELP)]
-    Keep {
-        /// Root directory of the subvolume.
-        path: PathBuf,
-        /// Make one so often: 30s, 10m, 1h, 1d, 1w.
-        #[arg(long, value_name = "TIME", requires = "keep")]
-        every: Option<String>,
-        /// Keep these: 24x1h keeps the last one of each of the last 24 hours that have any; several
-        /// rules with commas between them.
-        #[arg(long, value_name = "RULES", requires = "every")]
-        keep: Option<String>,
-        /// End the schedule. The snapshots stay.
-        #[arg(long, conflicts_with_all = ["every", "keep"])]
-        off: bool,
-    },
+    Keep(keep::Arguments),
     /// Protect snapshots from being deleted, until they are released.
     Hold {
         /// Root directory of the subvolume.
         path: PathBuf,
-        /// Names of its snapshots.
+        /// Names of its snapshots; `A..B` for all from A to B, both included.
         #[arg(required = true)]
         names: Vec<OsString>,
     },
@@ -126,7 +106,7 @@ enum Action {
     Release {
         /// Root directory of the subvolume.
         path: PathBuf,
-        /// Names of its snapshots.
+        /// Names of its snapshots; `A..B` for all from A to B, both included.
         #[arg(required = true)]
         names: Vec<OsString>,
     },
@@ -136,46 +116,19 @@ enum Action {
 ///
 /// # Errors
 /// When it is in no mount of Cairn, or the volume refuses.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    match &arguments.action {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let done = match &arguments.action {
         Action::Create { path, name } => create(path, name.as_deref()),
         Action::List { path, referenced, json } => list(path, *referenced, *json),
         Action::Delete { path, names, dry_run: true } => show_space(path, names),
-        Action::Delete { path, names, dry_run: false } => delete(path, names),
-        Action::Keep { path, every: Some(every), keep: Some(keep), .. } => {
-            let schedule = Schedule::new(every, keep).map_err(anyhow::Error::msg)?;
-            set_schedule(path, Some(&schedule))
+        Action::Delete { path, names, dry_run: false } => {
+            return Ok(each(names, |name| delete(path, name)));
         }
-        Action::Keep { path, off: true, .. } => set_schedule(path, None),
-        Action::Keep { path, .. } => show_schedule(path),
-        Action::Hold { path, names } => {
-            each(path, names, |name| snapshots::hold_snapshot(path, name.as_bytes(), true))
-        }
-        Action::Release { path, names } => {
-            each(path, names, |name| snapshots::hold_snapshot(path, name.as_bytes(), false))
-        }
-    }
-}
-
-fn each(
-    path: &Path,
-    names: &[OsString],
-    change: impl Fn(&OsStr) -> Result<(), MountError>,
-) -> anyhow::Result<()> {
-    names.iter().try_for_each(|name| change(name).map_err(|error| explain(path, name, error)))
-}
-
-fn set_schedule(path: &Path, schedule: Option<&Schedule>) -> anyhow::Result<()> {
-    snapshots::set_schedule(path, schedule).map_err(|error| explain(path, OsStr::new(""), error))
-}
-
-fn show_schedule(path: &Path) -> anyhow::Result<()> {
-    let schedule =
-        snapshots::schedule(path).map_err(|error| explain(path, OsStr::new(""), error))?;
-    match schedule {
-        Some(schedule) => console::print_text(&schedule),
-        None => console::print_text(&format_args!("{} has no schedule", mount_error::shown(path))),
-    }
+        Action::Keep(arguments) => return keep::run(arguments),
+        Action::Hold { path, names } => return Ok(each(names, |name| hold(path, name, true))),
+        Action::Release { path, names } => return Ok(each(names, |name| hold(path, name, false))),
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 fn create(path: &Path, name: Option<&OsStr>) -> anyhow::Result<()> {
@@ -198,14 +151,19 @@ fn create(path: &Path, name: Option<&OsStr>) -> anyhow::Result<()> {
 fn check_name(name: &OsStr) -> anyhow::Result<()> {
     let bytes = name.as_bytes();
     let shown = cairn_fsck::shown_path(bytes);
+    ensure!(!bytes.is_empty(), "an empty name is no name for a snapshot");
     ensure!(bytes.len() <= NAME_BYTES_MAX, "the name has more than {NAME_BYTES_MAX} bytes");
     ensure!(
-        !matches!(bytes, b"" | b"." | b"..") && !bytes.contains(&b'/'),
+        !matches!(bytes, b"." | b"..") && !bytes.contains(&b'/'),
         "\"{shown}\" is no name for a snapshot: it becomes the name of a directory"
     );
     ensure!(
         !snapshots::is_temporary_name(bytes),
         "\"{shown}\" is a name of temporary snapshots, which the next mount deletes"
+    );
+    ensure!(
+        !is_automatic_name(bytes),
+        "\"{shown}\" is a name of snapshots that a schedule makes, and deletes: take another name"
     );
     Ok(())
 }
@@ -263,48 +221,64 @@ fn select<'s>(
     snapshots: &'s [Snapshot],
     given: &OsStr,
 ) -> anyhow::Result<&'s [Snapshot]> {
-    let path = mount_error::shown(path);
     selection::select(snapshots, given).map_err(|problem| {
-        anyhow::anyhow!("{path}: {problem}; `cairn snapshot list {path}` shows them")
+        let list = command("list", path, &[]);
+        anyhow!("{}: {problem}; `{list}` shows them", mount_error::shown(path))
     })
 }
 
 /// The names of those that can't be deleted.
-fn held<'s>(snapshots: impl IntoIterator<Item = &'s Snapshot>) -> Option<String> {
+fn held<'s>(snapshots: impl IntoIterator<Item = &'s Snapshot>) -> Vec<String> {
     let held = snapshots.into_iter().filter(|snapshot| snapshot.is_held);
-    let names: Vec<String> =
-        held.map(|snapshot| cairn_fsck::shown_path(&snapshot.name).to_string()).collect();
-    (!names.is_empty()).then(|| names.join(" "))
+    held.map(|snapshot| cairn_fsck::shown_path(&snapshot.name)).collect()
 }
 
-fn delete(path: &Path, names: &[OsString]) -> anyhow::Result<()> {
-    for name in names {
-        let selected = if selection::may_be_interval(name) {
-            let all = snapshots_of(path, false)?;
-            select(path, &all, name)?.to_vec()
-        } else {
-            Vec::new()
-        };
-        let deleted = match selection::interval_of(&selected) {
-            Some(interval) if interval.first < interval.last => {
-                if let Some(held) = held(&selected) {
-                    let path = mount_error::shown(path);
-                    bail!(
-                        "nothing of {} is deleted, for some are held; release them first: \
-                         `cairn snapshot release {path} {held}`",
-                        cairn_fsck::shown_path(name.as_bytes())
-                    );
-                }
-                snapshots::delete_snapshots(path, &[interval])
-            }
-            _ => {
-                let name = selected.first().map_or(name.as_bytes(), |one| &one.name);
-                snapshots::delete_snapshot(path, name)
-            }
-        };
-        deleted.map_err(|error| explain(path, name, error))?;
+/// Those of an interval, the oldest first; none if `given` has to be a name.
+fn interval(path: &Path, given: &OsStr) -> anyhow::Result<Vec<Snapshot>> {
+    if !selection::may_be_interval(given) {
+        return Ok(Vec::new());
     }
-    Ok(())
+    Ok(select(path, &snapshots_of(path, false)?, given)?.to_vec())
+}
+
+fn delete(path: &Path, given: &OsStr) -> anyhow::Result<()> {
+    let selected = interval(path, given)?;
+    let explain = |error| explain(path, given, error);
+    let interval = match selection::interval_of(&selected) {
+        Some(interval) if selected.len() > 1 => interval,
+        _ => {
+            let name = selected.first().map_or(given.as_bytes(), |one| &one.name);
+            return snapshots::delete_snapshot(path, name).map_err(explain);
+        }
+    };
+    let held = held(&selected);
+    if !held.is_empty() {
+        bail!(
+            "nothing of {} is deleted, for some are held; release them first: `{}`",
+            cairn_fsck::shown_path(given.as_bytes()),
+            command("release", path, &held)
+        );
+    }
+    snapshots::delete_snapshots(path, &[interval]).map_err(explain)?;
+    console::print_text(&format_args!("{} snapshots deleted", selected.len()))
+}
+
+fn hold(path: &Path, given: &OsStr, is_held: bool) -> anyhow::Result<()> {
+    let selected = interval(path, given)?;
+    let explain = |error| explain(path, given, error);
+    if selected.is_empty() {
+        return snapshots::hold_snapshot(path, given.as_bytes(), is_held).map_err(explain);
+    }
+    selected
+        .iter()
+        .try_for_each(|one| snapshots::hold_snapshot(path, &one.name, is_held).map_err(explain))
+}
+
+/// A command about snapshots of a subvolume, for a shell; of names, what reports show.
+fn command(action: &str, path: &Path, names: &[String]) -> String {
+    let all: Vec<String> =
+        std::iter::once(mount_error::shown(path)).chain(names.iter().cloned()).collect();
+    shell::command(&format!("cairn snapshot {action}"), &all)
 }
 
 fn show_space(path: &Path, names: &[OsString]) -> anyhow::Result<()> {
@@ -321,8 +295,9 @@ fn show_space(path: &Path, names: &[OsString]) -> anyhow::Result<()> {
     let (count, plural) = (chosen.len(), if chosen.len() == 1 { "" } else { "s" });
     let exact = if bytes < 1024 { String::new() } else { format!(" ({bytes} bytes)") };
     let mut text = format!("{count} snapshot{plural}, would free {}{exact}", Size { bytes });
-    if let Some(held) = held(chosen.into_values()) {
-        text = format!("{text}\nheld, to be released first: {held}");
+    let held = held(chosen.into_values());
+    if !held.is_empty() {
+        text = format!("{text}\nheld, to be released first: {}", held.join(" "));
     }
     console::print_text(&text)
 }
@@ -337,7 +312,21 @@ fn list(path: &Path, referenced: bool, json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     let head = line(["created", "unique", "held", "name"], referenced.then_some("referenced"));
-    let lines = found.iter().map(|snapshot| line_of(snapshot, referenced));
+    let own = subvolumes::subvolume_at(path).ok().map(|one| one.id);
+    let others = found.iter().any(|snapshot| own.is_some_and(|own| snapshot.subvolume != own));
+    let all = if others { subvolumes::subvolumes(path).unwrap_or_default() } else { Vec::new() };
+    let note = |snapshot: &Snapshot| {
+        let of = snapshot.subvolume;
+        let place = all.iter().find(|one| one.id == of).and_then(|one| one.path.as_deref());
+        match own {
+            Some(own) if own != of => match place {
+                Some(place) => format!("  (of {})", mount_error::shown(place)),
+                None => format!("  (of subvolume {of})"),
+            },
+            _ => String::new(),
+        }
+    };
+    let lines = found.iter().map(|snapshot| line_of(snapshot, referenced) + &note(snapshot));
     let lines: Vec<String> = std::iter::once(head).chain(lines).collect();
     console::print_text(&lines.join("\n"))
 }
@@ -425,10 +414,12 @@ fn explain(path: &Path, given: &OsStr, error: MountError) -> anyhow::Error {
             )
         }
         Errno::NODATA => {
-            format!("{shown} has no snapshot {name}; `cairn snapshot list {shown}` shows them")
+            let list = command("list", path, &[]);
+            format!("{shown} has no snapshot {name}; `{list}` shows them")
         }
         Errno::BUSY => format!(
-            "the snapshot {name} is held; release it first: `cairn snapshot release {shown} {name}`"
+            "the snapshot {name} is held; release it first: `{}`",
+            command("release", path, std::slice::from_ref(&name))
         ),
         Errno::NOSPC => format!("the volume is full; {}", mount_error::MAKE_ROOM),
         Errno::PERM => format!(
@@ -441,7 +432,7 @@ fn explain(path: &Path, given: &OsStr, error: MountError) -> anyhow::Error {
         Errno::ROFS => format!("{shown} is mounted read-only"),
         errno => format!("{shown}: {errno}"),
     };
-    anyhow::anyhow!(reason)
+    anyhow!(reason)
 }
 
 #[cfg(test)]

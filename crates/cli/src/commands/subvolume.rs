@@ -1,7 +1,7 @@
 //! `cairn subvolume`: makes, removes and shows the subvolumes of a mounted volume.
-use crate::commands::fsck::quoted_name;
 use crate::commands::snapshot::selection;
-use crate::mount_error;
+use crate::shell;
+use crate::{each, mount_error};
 use anyhow::Context;
 use cairn_fuse::MountError;
 use cairn_fuse::snapshots::{self, Snapshot};
@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 /// Subvolumes of a mounted volume: directories with inodes of their own.
 #[derive(clap::Args)]
@@ -21,7 +22,7 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Action {
-    /// Make subvolumes, as mkdir makes directories.
+    /// Make subvolumes, as mkdir makes directories: what fails is reported, and the next one made.
     Create {
         /// Directories that do not exist yet, in a mount of Cairn.
         #[arg(required = true)]
@@ -61,32 +62,22 @@ enum Action {
 ///
 /// # Errors
 /// When it is in no mount of Cairn, or the volume refuses.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    match &arguments.action {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let done = match &arguments.action {
         Action::Create { paths } => {
-            for path in paths {
-                subvolumes::create_subvolume(path).map_err(|error| explain(error, created))?;
-            }
-            Ok(())
+            return Ok(each(paths, |path| {
+                subvolumes::create_subvolume(path).map_err(|error| explain(error, created))
+            }));
         }
-        Action::Delete { paths } => {
-            for path in paths {
-                subvolumes::remove_subvolume(path).map_err(|error| match error {
-                    MountError::Refused { errno: Errno::BUSY, .. } => {
-                        explain_kept(path).unwrap_or_else(|| explain(error, deleted))
-                    }
-                    error => explain(error, deleted),
-                })?;
-            }
-            Ok(())
-        }
+        Action::Delete { paths } => return Ok(each(paths, |path| delete(path))),
         Action::List { dir, json } => {
             let found = subvolumes::subvolumes(dir).map_err(|error| explain(error, shown))?;
             if *json {
-                return print_json(&found.iter().map(Shown::new).collect::<Vec<_>>());
+                print_json(&found.iter().map(Shown::new).collect::<Vec<_>>())
+            } else {
+                let lines: Vec<String> = found.iter().map(line).collect();
+                console::print_text(&lines.join("\n"))
             }
-            let lines: Vec<String> = found.iter().map(line).collect();
-            console::print_text(&lines.join("\n"))
         }
         Action::Show { path, json } => {
             let found = subvolumes::subvolume_at(path).map_err(|error| explain(error, shown))?;
@@ -99,7 +90,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Action::SetDefault { path } => {
             subvolumes::set_default_subvolume(path).map_err(|error| explain(error, shown))
         }
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+fn delete(path: &Path) -> anyhow::Result<()> {
+    subvolumes::remove_subvolume(path).map_err(|error| match error {
+        MountError::Refused { errno: Errno::BUSY, .. } => {
+            explain_kept(path).unwrap_or_else(|| explain(error, deleted))
+        }
+        error => explain(error, deleted),
+    })
 }
 
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
@@ -151,8 +152,13 @@ fn explain(error: MountError, reason: fn(Errno) -> Option<&'static str>) -> anyh
         Ok(refusal) => refusal,
         Err(explained) => return explained,
     };
+    let why = mount_error::read_only(path.parent().unwrap_or(Path::new("/")));
+    let is_subvolume = errno == Errno::EXIST && subvolumes::subvolume_at(&path).is_ok();
     let path = mount_error::shown(&path);
     match reason(errno) {
+        None if errno == Errno::ROFS => anyhow::anyhow!("{path}: nothing was changed: {why}"),
+        None if is_subvolume => anyhow::anyhow!("{path} is a subvolume already"),
+        None if errno == Errno::EXIST => anyhow::anyhow!("{path} exists already"),
         None if errno == Errno::NOSPC => {
             anyhow::anyhow!("{path}: the volume is full; {}", mount_error::MAKE_ROOM)
         }
@@ -165,9 +171,6 @@ fn explain(error: MountError, reason: fn(Errno) -> Option<&'static str>) -> anyh
 fn created(errno: Errno) -> Option<&'static str> {
     match errno {
         Errno::INVAL => Some("has no name for a subvolume"),
-        Errno::ROFS => Some(
-            "was not made: the volume is mounted read-only, or the directory belongs to snapshots",
-        ),
         Errno::MLINK => Some(
             "was not made: no number is left for a subvolume; delete some, then mount the volume \
              again",
@@ -186,7 +189,7 @@ fn explain_kept(path: &Path) -> Option<anyhow::Error> {
     let shown = mount_error::shown(path);
     Some(match own_snapshots(&snapshots, found.id) {
         Some(own) => {
-            anyhow::anyhow!("{shown} {}", own.advice(&quoted_name(&shown)))
+            anyhow::anyhow!("{shown} {}", own.advice(&shown))
         }
         // Or a thread of the server still has to make or free something.
         None => anyhow::anyhow!(
@@ -196,25 +199,22 @@ fn explain_kept(path: &Path) -> Option<anyhow::Error> {
     })
 }
 
-/// The snapshots that a subvolume has itself, as a shell takes their names.
+/// The snapshots that a subvolume has itself.
 #[derive(Debug, PartialEq, Eq)]
 struct OwnSnapshots {
     count: usize,
     /// For `cairn snapshot delete`.
-    named: String,
+    named: Vec<String>,
     /// Those to be released before, if any.
-    held: String,
+    held: Vec<String>,
 }
 
 /// Those of `snapshots`, which `subvolume` shows by age, that are its own. Others are of the
 /// subvolumes whose place it has.
 fn own_snapshots(snapshots: &[Snapshot], subvolume: u64) -> Option<OwnSnapshots> {
-    let word = |one: &Snapshot| quoted_name(&cairn_fsck::shown_path(&one.name));
+    let word = |one: &&Snapshot| cairn_fsck::shown_path(&one.name);
     let is_own = |one: &&Snapshot| one.subvolume == subvolume;
     let own: Vec<&Snapshot> = snapshots.iter().filter(is_own).collect();
-    let words = |chosen: &mut dyn Iterator<Item = &&Snapshot>| {
-        chosen.map(|one| word(one)).collect::<Vec<_>>().join(" ")
-    };
     let runs = snapshots.chunk_by(|one, other| one.subvolume == other.subvolume);
     let are_together = runs.filter(|run| run[0].subvolume == subvolume).count() == 1
         && !own.iter().any(|one| selection::may_be_interval(OsStr::from_bytes(&one.name)));
@@ -222,29 +222,35 @@ fn own_snapshots(snapshots: &[Snapshot], subvolume: u64) -> Option<OwnSnapshots>
         [] => return None,
         [first, .., last] if are_together => {
             let interval = [&first.name[..], b"..", &last.name].concat();
-            quoted_name(&cairn_fsck::shown_path(&interval))
+            vec![cairn_fsck::shown_path(&interval)]
         }
-        _ => words(&mut own.iter()),
+        _ => own.iter().map(word).collect(),
     };
-    let held = words(&mut own.iter().filter(|one| one.is_held));
+    let held = own.iter().filter(|one| one.is_held).map(word).collect();
     Some(OwnSnapshots { count: own.len(), named, held })
 }
 
 impl OwnSnapshots {
-    /// What to do, behind the path of the subvolume; `path` is that for a shell.
+    /// What to do, behind the path of the subvolume, which is `path`.
     fn advice(&self, path: &str) -> String {
         let Self { count, named, held } = self;
         let (snapshots, them) = match count {
             1 => ("a snapshot".to_owned(), "it"),
             count => (format!("{count} snapshots"), "them"),
         };
+        let command = |name, of: &[String]| {
+            let path = std::iter::once(path);
+            let all: Vec<&str> = path.chain(of.iter().map(String::as_str)).collect();
+            shell::command(name, &all)
+        };
         let release = match held.is_empty() {
             true => String::new(),
-            false => format!("`cairn snapshot release {path} {held}`, then "),
+            false => format!("`{}`, then ", command("cairn snapshot release", held)),
         };
         format!(
             "has {snapshots} of its own; to delete {them} first, also for what a rollback has put \
-             in its place: {release}`cairn snapshot delete {path} {named}`"
+             in its place: {release}`{}`",
+            command("cairn snapshot delete", named)
         )
     }
 }
@@ -269,6 +275,9 @@ fn deleted(errno: Errno) -> Option<&'static str> {
 fn shown(errno: Errno) -> Option<&'static str> {
     match errno {
         Errno::INVAL => Some("is not the root directory of a subvolume"),
+        Errno::OPNOTSUPP => {
+            Some("is a snapshot, not a subvolume: `cairn snapshot list` shows what is known of it")
+        }
         Errno::PERM => Some("answers this to root and the user of its server only"),
         _ => None,
     }
@@ -314,7 +323,7 @@ fn details(subvolume: &Subvolume) -> String {
         ("rolled back", if subvolume.continues { "yes" } else { "no" }.to_owned()),
         ("forks", subvolume.forks.to_string()),
     ];
-    let lines = lines.iter().map(|(name, value)| format!("{:<12}{value}", format!("{name}:")));
+    let lines = lines.iter().map(|(name, value)| format!("{:<13}{value}", format!("{name}:")));
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -338,19 +347,24 @@ mod tests {
     #[test]
     fn the_advice_deletes_what_is_its_own() {
         let one = |name: &[u8], of| snapshot(name, of, false);
-        let named = |all: &[Snapshot]| own_snapshots(all, 301).map(|own| own.named);
+        let named = |all: &[Snapshot]| own_snapshots(all, 301).map(|own| own.named.join(" "));
         let inherited = one(b"before", 300);
         assert_eq!(named(std::slice::from_ref(&inherited)), None);
         let all = [inherited.clone(), one(b"a", 301), one(b"b", 301), one(b"it's", 301)];
         assert_eq!(named(&all[..2]).as_deref(), Some("a"));
-        assert_eq!(named(&all).as_deref(), Some(r"'a..it'\''s'"));
+        assert_eq!(named(&all).as_deref(), Some("a..it's"));
         // What another one has made meanwhile is not its own.
         let all = [one(b"a", 301), inherited, one(b"\xe9", 301)];
-        assert_eq!(named(&all).as_deref(), Some(r"a $'\xe9'"));
+        assert_eq!(named(&all).as_deref(), Some(r"a \xe9"));
         let held = [one(b"a", 301), snapshot(b"b", 301, true)];
         let told = own_snapshots(&held, 301).unwrap().advice("dir/home");
         assert!(told.starts_with("has 2 snapshots of its own; "), "{told}");
         let end = "`cairn snapshot release dir/home b`, then `cairn snapshot delete dir/home a..b`";
         assert!(told.ends_with(end), "{told}");
+        let odd = [one(b"a", 301), one(b"-x y", 301)];
+        let told = own_snapshots(&odd, 301).unwrap().advice(r"\xff");
+        assert!(told.ends_with(r"`cairn snapshot delete $'\xff' 'a..-x y'`"), "{told}");
+        let told = own_snapshots(&odd[1..], 301).unwrap().advice("dir");
+        assert!(told.ends_with("`cairn snapshot delete -- dir '-x y'`"), "{told}");
     }
 }

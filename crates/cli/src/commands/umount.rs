@@ -1,7 +1,8 @@
 //! `cairn umount`: ends a mount.
 use crate::{image, mount_error};
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use cairn_fuse::MountError;
+use cairn_harness::console;
 use rustix::io::Errno;
 use std::path::PathBuf;
 
@@ -14,7 +15,8 @@ pub struct Arguments {
 
 /// Ends the mount in this order:
 /// 1. Sync, while the command can still report a failure. *It keeps the error, and ends the mount
-///    all the same.* A volume that was shut down has nothing to sync.
+///    all the same.* A volume that was shut down has nothing to sync, and a mount whose server has
+///    died has nobody to do it: the next mount recovers the volume.
 /// 2. Unmount, and wait until the server has closed the volume and ended.
 ///
 /// # Errors
@@ -27,12 +29,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if cairn_fuse::is_shut_down(directory) { Ok(()) } else { cairn_fuse::sync(directory) };
     cairn_fuse::unmount(directory)?;
     match synced {
-        Err(MountError::NoAnswer { errno: Errno::NOTCONN, .. }) => {
-            let clean = source.is_some_and(image::is_clean);
-            ensure!(
-                clean,
-                "{shown} is unmounted; its server had already ended, so data that was not durable is lost"
-            );
+        // Of a request that was on its way when the kernel learned of it, ECONNABORTED.
+        Err(MountError::NoAnswer { errno: Errno::NOTCONN | Errno::CONNABORTED, .. }) => {
+            if !source.is_some_and(image::is_clean) {
+                console::tell(&format_args!(
+                    "cairn: {shown} is unmounted; its server had died. The next mount \
+                     recovers everything that was acknowledged as durable"
+                ));
+            }
             Ok(())
         }
         synced => synced.map_err(mount_error::after_unmount).with_context(|| {

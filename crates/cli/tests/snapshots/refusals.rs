@@ -126,7 +126,8 @@ fn an_error_says_what_to_do() {
         (&["create", "dir", "one"][..], "has a snapshot one already"),
         (&["create", "dir", "a/b"], "no name for a snapshot"),
         (&["create", "dir", ".."], "no name for a snapshot"),
-        (&["create", "dir", ""], "no name for a snapshot"),
+        (&["create", "dir", ""], "an empty name is no name for a snapshot"),
+        (&["create", "dir", "auto-2020-01-01T00:00:00Z"], "snapshots that a schedule makes"),
         (&["create", "dir", &long], "more than 255 bytes"),
         (&["create", "dir/plain", "two"], "not the root directory of a subvolume"),
         (&["create", "dir/file", "two"], "not the root directory of a subvolume"),
@@ -139,6 +140,8 @@ fn an_error_says_what_to_do() {
         (&["delete", "dir", "two"], "no snapshot two"),
         (&["hold", "dir", "two"], "no snapshot two"),
         (&["release", "dir", "two"], "no snapshot two"),
+        (&["list", "image"], "image is a cairn volume, and no directory"),
+        (&["list", "dir/missing name"], "dir/missing name: No such file"),
     ] {
         let told = mounted.exits_with(1, &[&["snapshot"], arguments].concat());
         assert!(told.contains(expected), "{arguments:?}: {told}");

@@ -19,6 +19,7 @@ use crate::transport::Notifier;
 use cairn_engine::{Error, InodeId, SnapshotInfo};
 use cairn_environment::clock::{self, Monotonic};
 use cairn_environment::thread::{self, JoinHandle};
+use cairn_format::shown_bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -147,9 +148,12 @@ impl VolumeHandler {
             Err(Error::Aborted(_) | Error::Closed) => {}
             Err(error) => {
                 if !std::mem::replace(&mut kept.has_failed, true) {
+                    let paths = self.volume.paths_of_subvolumes().unwrap_or_default();
+                    let path = paths.get(&subvolume).map(|path| shown_bytes(path));
+                    let of = path.unwrap_or_else(|| format!("subvolume {subvolume}"));
                     tracing::warn!(
-                        "an automatic snapshot of subvolume {subvolume} failed, and is tried again \
-                         at the next times: {error}"
+                        "an automatic snapshot of {of} failed, and is tried again at the next \
+                         times: {error}"
                     );
                 }
             }

@@ -4,13 +4,13 @@
 //! deleted one, until it is told before the answer.
 use super::keeper_requests::KeeperRequests;
 use super::snapshot_directories::SnapshotDirectories;
-use super::stored_schedule::StoredSchedule;
+use super::stored_schedule::{SCHEDULE_ATTRIBUTE, StoredSchedule};
 use super::subvolumes::{Asker, described, shown_uuid};
 use super::{Answer, RequestFailure};
 use crate::directory_requests::{
-    self, Interval, Snapshot, SnapshotPlace, SnapshotRequest as Request,
+    self, Interval, Snapshot, SnapshotPlace, SnapshotRequest as Request, path_of_bytes,
 };
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, is_automatic_name};
 use crate::transport::{Notifier, Reply};
 use cairn_engine::{Error, InodeId, SnapshotInfo, Volume, is_temporary_name};
 use rustix::io::Errno;
@@ -96,14 +96,40 @@ pub(super) fn serve(
         }
         Request::ShowSchedule => {
             let stored = StoredSchedule::of(volume, directory)?;
+            let shown = stored.map(|stored| shown_schedule(volume, subvolume, stored));
             return Ok(directory_requests::Answer {
-                schedule: stored.map(|stored| stored.text),
+                schedules: shown.into_iter().collect(),
                 ..directory_requests::Answer::default()
             });
         }
         Request::List { referenced } => return list(volume, subvolume, *referenced),
     }
     Ok(directory_requests::Answer::default())
+}
+
+fn shown_schedule(
+    volume: &Volume,
+    subvolume: u64,
+    stored: StoredSchedule,
+) -> directory_requests::StoredSchedule {
+    let snapshots = volume.snapshots(subvolume).unwrap_or_default();
+    let is_of_it = |info: &&SnapshotInfo| stored.has(info) && is_automatic_name(&info.name);
+    let newest_ns = snapshots.iter().rev().find(is_of_it).map(|info| info.created_ns);
+    let text = stored.text;
+    directory_requests::StoredSchedule { subvolume, path: None, text, newest_ns }
+}
+
+/// All schedules that are in force.
+pub(super) fn schedules(volume: &Volume) -> Answer<directory_requests::Answer> {
+    let (mut paths, mut schedules) = (volume.paths_of_subvolumes()?, Vec::new());
+    for (subvolume, root, _) in volume.subvolumes_with_attribute(SCHEDULE_ATTRIBUTE)? {
+        if let Some(stored) = StoredSchedule::of(volume, root)? {
+            let path = paths.remove(&subvolume).map(path_of_bytes);
+            let shown = shown_schedule(volume, subvolume, stored);
+            schedules.push(directory_requests::StoredSchedule { path, ..shown });
+        }
+    }
+    Ok(directory_requests::Answer { schedules, ..directory_requests::Answer::default() })
 }
 
 /// Another number than that of a missing directory.

@@ -5,6 +5,7 @@
 //! told before the answer. No request waits for the thread that tells it.
 use super::Answer;
 use super::set_id::has_group;
+use super::snapshots;
 use crate::directory_requests::{self, Request, Subvolume, path_of_bytes};
 use crate::protocol::RequestHeader;
 use crate::transport::Reply;
@@ -168,6 +169,12 @@ pub(super) fn serve(
             }
             return list(volume);
         }
+        Request::Schedules => {
+            if !asker.is_privileged {
+                return Err(Errno::PERM.into());
+            }
+            return snapshots::schedules(volume);
+        }
         Request::Show => {
             let subvolumes = vec![described(volume, root_of(volume, directory)?)?];
             return Ok(directory_requests::Answer {
@@ -193,10 +200,11 @@ pub(super) fn serve(
     Ok(directory_requests::Answer::default())
 }
 
-/// The id of the subvolume whose root directory this is.
+/// The id of the subvolume whose root directory this is; OPNOTSUPP for that of a snapshot.
 fn root_of(volume: &Volume, directory: InodeId) -> Answer<u64> {
     match volume.subvolume_of(directory)? {
         (id, true) => Ok(id),
+        (_, false) if directory.number() == InodeId::ROOT.number() => Err(Errno::OPNOTSUPP.into()),
         (_, false) => Err(Errno::INVAL.into()),
     }
 }

@@ -18,7 +18,7 @@ mod tuning;
 pub use kernel_options::KernelOptions;
 pub use mount_call::{MadeMount, make_mount};
 pub use source_name::{ShownSource, SourceLink, remove_stale};
-pub use table::{MountInfo, find_mount, find_mount_of_device, is_mounted};
+pub use table::{MountInfo, find_mount, find_mount_of_device, mount_point_of, mount_points_below};
 pub use tuning::lengthen_read_ahead;
 
 use crate::error::MountError;

@@ -56,13 +56,25 @@ pub fn find_mount(mountpoint: &Path) -> Result<Option<MountInfo>, MountError> {
     Ok(mounts()?.into_iter().rfind(|mount| mount.mountpoint == wanted))
 }
 
-/// Whether a mount that this process sees shows the volume in `image`, a file or a block device.
-pub fn is_mounted(image: &Path) -> bool {
-    let Some(wanted) = identity(image) else { return false };
+/// The mount point of a mount that this process sees and that shows the volume in `image`, a file
+/// or a block device.
+pub fn mount_point_of(image: &Path) -> Option<PathBuf> {
+    let wanted = identity(image)?;
     let shows = |mount: &MountInfo| {
         members(&mount.source).iter().any(|member| identity(member) == Some(wanted))
     };
-    mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.may_be_cairn() && shows(mount)))
+    let found = mounts().ok()?.into_iter().find(|mount| mount.may_be_cairn() && shows(mount));
+    found.map(|mount| mount.mountpoint)
+}
+
+/// Where other file systems are mounted below a directory, as this process sees it.
+///
+/// # Errors
+/// If the list of mounts cannot be read.
+pub fn mount_points_below(directory: &Path) -> Result<Vec<PathBuf>, MountError> {
+    let directory = directory.canonicalize().unwrap_or_else(|_| real_path(directory));
+    let points = mounts()?.into_iter().map(|mount| mount.mountpoint);
+    Ok(points.filter(|point| *point != directory && point.starts_with(&directory)).collect())
 }
 
 /// Identifies a file or a block device. A loop device counts as the file behind it.

@@ -145,7 +145,7 @@ impl Scheduled {
     fn check_all(&mut self, root: &Path) -> Result<(), Problem> {
         let path = root.join(NAME);
         let schedule = snapshots::schedule(&path).map_err(|error| error.to_string())?;
-        if schedule.as_ref() != Some(&self.schedule) {
+        if schedule.as_ref().map(|kept| &kept.schedule) != Some(&self.schedule) {
             return Err(format!("{schedule:?} instead of {:?}", self.schedule));
         }
         let number = self.number(&path)?;
