@@ -7,7 +7,8 @@
 //!   extents, names, whole targets and extended attributes. Counters may change, since they count
 //!   what is left. What lacks the part that would make it usable may be gone: a name without its
 //!   inode, an attribute without its parts.
-//! - What the log removed stays away, also where it stands in leaves that only damaged nodes led to.
+//! - What the log removed stays away, also where it stands in leaves that only a damaged node led
+//!   to.
 //! - A file has the length that it had. If that is lost, all that is left of its data is below its
 //!   end, and it is not longer than that needs or than it was.
 //! - The bytes of each extent that is left can be read through a mount, and are as before.
