@@ -32,6 +32,9 @@ const CLIENTS: u64 = 4;
 const CALLS: u64 = 4;
 /// With more, clients make nothing new.
 const INODES_MAX: usize = 6;
+/// How often clients look whether the others have begun, and the round commits while they work:
+/// a scheduler need not be fair.
+const LOOKS_MAX: u32 = 100;
 /// Removed inodes that clients still ask for.
 const GONE_MAX: usize = 1;
 
@@ -347,9 +350,8 @@ impl Client {
     fn work(mut self) -> Result<Vec<Call>, String> {
         let stage = Arc::clone(&self.stage);
         stage.began.fetch_add(1, Ordering::SeqCst);
-        while stage.began.load(Ordering::SeqCst) < CLIENTS {
-            thread::yield_now();
-        }
+        let all_began = || stage.began.load(Ordering::SeqCst) >= CLIENTS;
+        (0..LOOKS_MAX).take_while(|_| !all_began()).for_each(|_| thread::yield_now());
         let calls = (0..CALLS).map(|_| self.call()).collect();
         stage.ended.fetch_add(1, Ordering::SeqCst);
         self.held.iter().for_each(|inode| self.stage.volume.forget(*inode, 1));
@@ -510,12 +512,13 @@ fn round(
             thread::spawn("client", move || client.work())
         })
         .collect();
-    let (commits, mut committed) = (random.chance(1, 2), Ok(()));
-    while commits && committed.is_ok() && stage.ended.load(Ordering::SeqCst) < CLIENTS {
-        // What begins meanwhile waits for the cut, between its glance and its locks.
-        committed = stage.volume.commit();
+    let commits = if random.chance(1, 2) { LOOKS_MAX } else { 0 };
+    let all_ended = || stage.ended.load(Ordering::SeqCst) >= CLIENTS;
+    // What begins meanwhile waits for the cut, between its glance and its locks.
+    let committed = (0..commits).take_while(|_| !all_ended()).try_for_each(|_| {
         thread::yield_now();
-    }
+        stage.volume.commit()
+    });
     let mut calls = Vec::new();
     for client in clients {
         calls.extend(client.join().map_err(|_| "a client panicked")??);

@@ -9,7 +9,7 @@
 mod small;
 
 use cairn_blockdev::SimulatedDevice;
-use cairn_engine::{Error, FsyncKind, InodeId, Volume};
+use cairn_engine::{Error, FsyncKind, InodeId, SnapshotInfo, Volume};
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::thread;
@@ -33,8 +33,6 @@ const MANY_SNAPSHOTS: u64 = 300;
 const CHANGERS: u64 = 3;
 const SNAPSHOTS_BESIDE: u64 = 120;
 const KEPT_BESIDE: usize = 4;
-/// Crash states of their run.
-const CRASHES_BESIDE: u64 = 60;
 
 /// A volume, with the root directories of its subvolumes.
 type Opened = (Volume, Vec<InodeId>);
@@ -303,6 +301,11 @@ fn hundreds_of_snapshots_keep_what_they_have() {
             match volume.create_snapshot(root, &name) {
                 Ok(info) => {
                     let key = (info.subvolume, name);
+                    let others = lives.keys().filter(|(id, _)| *id == info.subvolume);
+                    if let Some((id, name)) = others.max_by_key(|_| random.next_u64()) {
+                        let other = volume.snapshot_named(*id, name).expect("it exists");
+                        volume.differences(other.root, info.root).expect("both are whole");
+                    }
                     let digest = read(&volume, info);
                     lives.insert(key, digest);
                 }
@@ -380,19 +383,30 @@ fn snapshots_beside_changes_keep_what_they_have() {
             thread::spawn("changer", move || change_until(&volume, directory, &done, random))
         })
         .collect();
-    let mut lives = Vec::new();
+    let (mut lives, mut points) = (Vec::<(SnapshotInfo, u64)>::new(), BTreeSet::new());
     let digest = |info| FoundSnapshot::read(&volume, info).expect("it can be read").digest;
     for number in 0..SNAPSHOTS_BESIDE {
         let name = format!("snapshot {number}").into_bytes();
         match volume.create_snapshot(root, &name) {
-            Ok(info) => lives.push((info.clone(), digest(info))),
+            Ok(info) => {
+                if let Some((other, _)) = lives.first() {
+                    volume.differences(other.root, info.root).expect("both are whole");
+                }
+                lives.push((info.clone(), digest(info)));
+            }
             Err(Error::NoSpace) => {}
             Err(error) => panic!("making a snapshot: {error}"),
         }
         while lives.len() > KEPT_BESIDE {
-            let (info, life) = lives.swap_remove(random.below(lives.len() as u64) as usize);
+            let newest = lives.len() - 1;
+            let chosen =
+                if random.chance(1, 2) { newest } else { random.below(newest as u64) as usize };
+            let (info, life) = lives.remove(chosen);
             assert_eq!(digest(info.clone()), life, "{info:?}");
+            let begin = device.history_len();
             volume.delete_snapshot(info.subvolume, &info.name).expect("it is not held");
+            let events = (device.history_len() - begin) as u64;
+            points.extend((0..2).map(|_| begin + random.below(events + 1) as usize));
         }
     }
     done.store(true, Ordering::Release);
@@ -401,10 +415,8 @@ fn snapshots_beside_changes_keep_what_they_have() {
     volume.close().expect("it closes");
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
     let mut explorer = device.explorer();
-    let events = explorer.history_len() as u64;
-    let points: BTreeSet<u64> = (0..CRASHES_BESIDE).map(|_| random.below(events + 1)).collect();
     for point in points {
-        explorer.advance_to(point as usize);
+        explorer.advance_to(point);
         let state = explorer.state(&mut random);
         expect_clean(&state).unwrap_or_else(|error| panic!("after {point} events: {error}"));
     }
