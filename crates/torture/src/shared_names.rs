@@ -213,10 +213,13 @@ impl Tree {
                 && is_directory(moved)
                 && there(moved).is_some_and(|(inode, _)| self.is_within(to.0, inode))
         };
+        // It was not made yet, or it was forgotten.
+        let is_unknown = |inode: &u64| !self.0.contains_key(inode);
         let reasons = match wish {
             Wish::Create(place, _) | Wish::Link(_, place) => vec![
                 (self.is_gone(place.0), Refusal::NotFound),
                 (there(place).is_some(), Refusal::Exists),
+                (matches!(wish, Wish::Link(file, _) if is_unknown(file)), Refusal::NotFound),
             ],
             Wish::Lookup(place) => vec![(there(place).is_none(), Refusal::NotFound)],
             Wish::Unlink(place) => vec![
@@ -228,7 +231,7 @@ impl Tree {
                 (is_file(place), Refusal::NotDirectory),
                 (is_full(place), Refusal::NotEmpty),
             ],
-            Wish::Links(inode) => vec![(!self.0.contains_key(inode), Refusal::NotFound)],
+            Wish::Links(inode) => vec![(is_unknown(inode), Refusal::NotFound)],
             Wish::Rename(from, to, mode) => {
                 let replaces = *mode == RenameMode::Replace && self.entry(*from) != self.entry(*to);
                 let exchanges = *mode == RenameMode::Exchange;
