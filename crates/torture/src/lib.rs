@@ -74,6 +74,7 @@ pub mod sequence;
 pub mod several_clients;
 mod shape;
 pub mod share;
+pub mod shared_names;
 pub mod silent;
 #[cfg(feature = "shuttle")]
 pub mod simulation;

@@ -9,7 +9,8 @@
 mod small;
 
 use cairn_blockdev::SimulatedDevice;
-use cairn_engine::{Error, InodeId, Volume};
+use cairn_engine::{Error, FsyncKind, InodeId, SnapshotInfo, Volume};
+use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::random::Seeded;
 use cairn_environment::thread;
 use cairn_torture::cleanups::{counts, delete_all};
@@ -17,8 +18,10 @@ use cairn_torture::crash::expect_clean;
 use cairn_torture::files::{NEW_FILE, fill, format};
 use cairn_torture::volume_snapshots::{FoundSnapshot, listed};
 use cairn_torture::{number_from_environment, seed_from_environment};
-use small::{DIRECTORY, VOLUME_BYTES, change_some, expect_used, open, remove_files, used};
-use std::collections::BTreeMap;
+use small::{
+    DIRECTORY, VOLUME_BYTES, change_some, expect_used, files_in, open, remove_files, used,
+};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 const ROUNDS: u64 = 5;
@@ -26,6 +29,10 @@ const ROUNDS: u64 = 5;
 const SNAPSHOTS: u64 = 8;
 /// Snapshots of a volume with many.
 const MANY_SNAPSHOTS: u64 = 300;
+/// Threads that change files while snapshots are made; how many are made, and stay at once.
+const CHANGERS: u64 = 3;
+const SNAPSHOTS_BESIDE: u64 = 120;
+const KEPT_BESIDE: usize = 4;
 
 /// A volume, with the root directories of its subvolumes.
 type Opened = (Volume, Vec<InodeId>);
@@ -294,6 +301,11 @@ fn hundreds_of_snapshots_keep_what_they_have() {
             match volume.create_snapshot(root, &name) {
                 Ok(info) => {
                     let key = (info.subvolume, name);
+                    let others = lives.keys().filter(|(id, _)| *id == info.subvolume);
+                    if let Some((id, name)) = others.max_by_key(|_| random.next_u64()) {
+                        let other = volume.snapshot_named(*id, name).expect("it exists");
+                        volume.differences(other.root, info.root).expect("both are whole");
+                    }
                     let digest = read(&volume, info);
                     lives.insert(key, digest);
                 }
@@ -322,6 +334,99 @@ fn hundreds_of_snapshots_keep_what_they_have() {
         }
     }
     remove_all(&volume, &roots);
+    expect_used(&volume, &device, before, "at the end");
+    volume.close().expect("it closes");
+    expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Changes files of its own until `done`.
+fn change_until(volume: &Volume, directory: InodeId, done: &AtomicBool, mut random: Seeded) {
+    for number in 0_u64.. {
+        if done.load(Ordering::Acquire) {
+            break;
+        }
+        if files_in(volume, directory).len() < 6 {
+            let name = format!("{number}").into_bytes();
+            let Ok(new) = volume.create(directory, &name, &NEW_FILE) else { continue };
+            let written = volume.write(new.inode, 0, &vec![7; 60_000]);
+            volume.forget(new.inode, 1);
+            assert!(matches!(written, Ok(()) | Err(Error::NoSpace)), "{written:?}");
+        }
+        change_some(volume, &[directory], &mut random);
+        for (_, inode) in files_in(volume, directory) {
+            if random.chance(1, 4) {
+                volume.fsync_blocking(inode, FsyncKind::Full).expect("it is healthy");
+            }
+        }
+    }
+}
+
+/// What dies while a cut makes a snapshot is that snapshot's, or no snapshot's; and a crash that
+/// undoes a deletion finds what the snapshot had, whatever was written and fsynced since.
+#[test]
+fn snapshots_beside_changes_keep_what_they_have() {
+    let mut random = Seeded::new(seed_from_environment());
+    let (device, before) = start(false);
+    let volume = open(&device, true);
+    device.start_recording();
+    let root = volume.root();
+    let done = Arc::new(AtomicBool::new(false));
+    let directories: Vec<InodeId> = (0..CHANGERS)
+        .map(|number| format!("directory {number}").into_bytes())
+        .map(|name| volume.create(root, &name, &DIRECTORY).expect("it fits").inode)
+        .collect();
+    let changers: Vec<_> = directories
+        .iter()
+        .map(|directory| {
+            let (volume, directory, done) = (volume.clone(), *directory, Arc::clone(&done));
+            let random = Seeded::new(random.next_u64());
+            thread::spawn("changer", move || change_until(&volume, directory, &done, random))
+        })
+        .collect();
+    let (mut lives, mut points) = (Vec::<(SnapshotInfo, u64)>::new(), BTreeSet::new());
+    let digest = |info| FoundSnapshot::read(&volume, info).expect("it can be read").digest;
+    for number in 0..SNAPSHOTS_BESIDE {
+        let name = format!("snapshot {number}").into_bytes();
+        match volume.create_snapshot(root, &name) {
+            Ok(info) => {
+                if let Some((other, _)) = lives.first() {
+                    volume.differences(other.root, info.root).expect("both are whole");
+                }
+                lives.push((info.clone(), digest(info)));
+            }
+            Err(Error::NoSpace) => {}
+            Err(error) => panic!("making a snapshot: {error}"),
+        }
+        while lives.len() > KEPT_BESIDE {
+            let newest = lives.len() - 1;
+            let chosen =
+                if random.chance(1, 2) { newest } else { random.below(newest as u64) as usize };
+            let (info, life) = lives.remove(chosen);
+            assert_eq!(digest(info.clone()), life, "{info:?}");
+            let begin = device.history_len();
+            volume.delete_snapshot(info.subvolume, &info.name).expect("it is not held");
+            let events = (device.history_len() - begin) as u64;
+            points.extend((0..2).map(|_| begin + random.below(events + 1) as usize));
+        }
+    }
+    done.store(true, Ordering::Release);
+    changers.into_iter().for_each(|changer| changer.join().expect("no panic"));
+    lives.into_iter().for_each(|(info, life)| assert_eq!(digest(info.clone()), life, "{info:?}"));
+    volume.close().expect("it closes");
+    expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));
+    let mut explorer = device.explorer();
+    for point in points {
+        explorer.advance_to(point);
+        let state = explorer.state(&mut random);
+        expect_clean(&state).unwrap_or_else(|error| panic!("after {point} events: {error}"));
+    }
+    let volume = open(&device, false);
+    delete_all(&volume).expect("they are not held");
+    remove_files(&volume, &directories).expect("removing works without snapshots");
+    for number in 0..CHANGERS {
+        let name = format!("directory {number}").into_bytes();
+        volume.remove_directory(volume.root(), &name).expect("it is empty");
+    }
     expect_used(&volume, &device, before, "at the end");
     volume.close().expect("it closes");
     expect_clean(&*device).unwrap_or_else(|error| panic!("{error}"));

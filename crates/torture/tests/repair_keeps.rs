@@ -7,6 +7,8 @@
 //!   extents, names, whole targets and extended attributes. Counters may change, since they count
 //!   what is left. What lacks the part that would make it usable may be gone: a name without its
 //!   inode, an attribute without its parts.
+//! - What the log removed stays away, also where it stands in leaves that only a damaged node led
+//!   to.
 //! - A file has the length that it had. If that is lost, all that is left of its data is below its
 //!   end, and it is not longer than that needs or than it was.
 //! - The bytes of each extent that is left can be read through a mount, and are as before.
@@ -56,6 +58,8 @@ struct Maker<'m> {
     volume: &'m Volume,
     random: &'m mut Seeded,
     made: u32,
+    /// Names of files in the root directory.
+    files: Vec<Vec<u8>>,
 }
 
 impl Maker<'_> {
@@ -68,6 +72,7 @@ impl Maker<'_> {
         let tag = self.tag();
         let name =
             format!("file {} {}", self.made, "of some length ".repeat(self.made as usize % 5));
+        self.files.push(name.clone().into_bytes());
         create(self.volume, name.as_bytes(), &pattern(tag, 0, self.random.below(9000)))
             .expect("space")
     }
@@ -155,6 +160,23 @@ impl Maker<'_> {
         self.volume.sync().expect("it is healthy");
     }
 
+    /// Removes files that earlier rounds made, and cuts others.
+    fn removals(&mut self) {
+        let (volume, root) = (self.volume, self.volume.root());
+        for _ in 0..self.files.len() / 3 {
+            let chosen = self.random.below(self.files.len() as u64) as usize;
+            if self.random.chance(2, 3) {
+                volume.unlink(root, &self.files.swap_remove(chosen)).expect("it is there");
+                continue;
+            }
+            let file = volume.lookup(root, &self.files[chosen]).expect("it is there");
+            let size = self.random.below(file.size_bytes + 1);
+            let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
+            volume.set_attributes(file.inode, &change).expect("possible");
+            volume.forget(file.inode, 1);
+        }
+    }
+
     /// Files in use without a name.
     fn orphans(&mut self) {
         for number in 0..3 {
@@ -168,12 +190,11 @@ impl Maker<'_> {
 }
 
 /// A volume with trees of two levels, unmounted or as a killed server leaves it.
-fn make(random: &mut Seeded) -> Arc<SimulatedDevice> {
+fn make(unmounted: bool, random: &mut Seeded) -> Arc<SimulatedDevice> {
     let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
     format(&*device, LOG_BYTES).expect("a new volume");
     let volume = open(&device, false);
-    let unmounted = random.chance(1, 2);
-    let mut maker = Maker { volume: &volume, random, made: 0 };
+    let mut maker = Maker { volume: &volume, random, made: 0, files: Vec::new() };
     (0..6).for_each(|_| maker.round());
     if unmounted {
         volume.close().expect("it closes");
@@ -181,6 +202,7 @@ fn make(random: &mut Seeded) -> Arc<SimulatedDevice> {
     }
     maker.orphans();
     volume.commit().expect("it is healthy");
+    maker.removals();
     maker.orphans();
     maker.round();
     Arc::new(device.snapshot())
@@ -241,11 +263,18 @@ struct Case<'c> {
     /// What could be read before the damage.
     found: &'c Found,
     left: ItemMap,
+    /// What the log changes.
+    logged: &'c BTreeMap<Key, Option<Vec<u8>>>,
 }
 
 impl Case<'_> {
     /// Compares the items of the repaired volume with those that are left.
     fn judge_items(&self, repaired: &ItemMap) -> Result<(), String> {
+        let removed =
+            |(key, change): &(&Key, &Option<_>)| change.is_none() && repaired.contains_key(key);
+        if let Some((key, _)) = self.logged.iter().find(removed) {
+            return Err(format!("the log removed {key:?}, which is back"));
+        }
         let inodes: BTreeSet<u64> = self.left.keys().map(|key| key.inode).collect();
         for inode in inodes.into_iter().filter(|inode| *inode != INODE_ORPHANS.0) {
             self.judge_inode(inode, repaired)
@@ -435,7 +464,8 @@ fn repair_and_judge(
 ) -> Result<(), String> {
     let state = Arc::new(device.snapshot());
     damage(&state, damaged, random);
-    let case = Case { all, found, left: items.left(|block| !damaged.contains(&block)) };
+    let left = items.left(|block| !damaged.contains(&block));
+    let case = Case { all, found, left, logged: &items.logged };
     let report = fsck(&state, true);
     let judged = || -> Result<(), String> {
         if report.errors > 0 {
@@ -464,19 +494,24 @@ fn a_repair_keeps_each_item_that_is_left() {
     let mut random = Seeded::new(seed_from_environment());
     let volumes = number_from_environment("CAIRN_VOLUMES").unwrap_or(3);
     for number in 0..volumes {
-        let device = make(&mut random);
+        let is_unmounted = number % 3 == 0;
+        let device = make(is_unmounted, &mut random);
         let items = Items::of(&*device);
         let all = items.all();
         let found = Found::read(&open(&Arc::new(device.snapshot()), true)).expect("it is whole");
         let nodes: Vec<BlockNumber> =
             items.above.iter().copied().chain(items.leaves.iter().map(|leaf| leaf.block)).collect();
+        let in_leaves = items.leaves.iter().flat_map(|leaf| &leaf.items);
+        let removed =
+            in_leaves.filter(|(key, _)| matches!(items.logged.get(key), Some(None))).count();
         eprintln!(
-            "volume {number}: {} nodes, {} items, {} of them from the log",
+            "volume {number}: {} nodes, {} items, {} of them from the log, which removes {removed}",
             nodes.len(),
             all.len(),
             items.logged.len()
         );
         assert!(items.leaves.len() > 8, "too few leaves");
+        assert!(is_unmounted || removed > 50, "the log removes too little");
         let single = nodes.iter().map(|node| vec![*node]);
         let several = (0..SETS).map(|_| {
             let count = 2 + random.below(3);

@@ -16,6 +16,8 @@
 mod client;
 mod run;
 mod scene;
+#[cfg(test)]
+mod shared_names_tests;
 mod shrink;
 #[cfg(test)]
 mod tests;
