@@ -2,7 +2,8 @@
 //! both, and some of the subvolumes are rolled back. Then all of that is removed in a random order:
 //! subvolumes before what has come from them, too, and also by power failures in the middle. Each
 //! time the volume is as empty as it was. In other rounds some subvolumes and snapshots stay, over
-//! several rounds, and hold what they held. `CAIRN_FULL_FORKS` sets the number of rounds (default 4).
+//! several rounds, and hold what they held. `CAIRN_FULL_FORKS` sets the number of rounds (default
+//! 4).
 #[path = "full_snapshots/small.rs"]
 mod small;
 

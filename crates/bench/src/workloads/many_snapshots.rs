@@ -59,6 +59,11 @@ fn resident_bytes() -> u64 {
     Status::of("self").ok().and_then(|status| status.bytes("VmRSS")).unwrap_or(0)
 }
 
+/// Later ones may find memory that an earlier one gave back.
+fn note(seen: &mut (usize, u64), listed: usize, taken_bytes: u64) {
+    *seen = (listed, seen.1.max(taken_bytes));
+}
+
 fn measure(
     settings: &Settings,
     live: &str,
@@ -81,9 +86,7 @@ fn measure(
             let listed = recorder.time("list", || volume.snapshots(id))?.len();
             recorder.time("list again", || volume.snapshots(id))?;
             let taken = resident_bytes().saturating_sub(before);
-            // Later ones may find memory that an earlier one gave back.
-            let mut memory = in_client.lock();
-            *memory = (listed, memory.1.max(taken));
+            note(&mut in_client.lock(), listed, taken);
             volume.forget(root, 1);
             recorder.time("close", || volume.close())?;
             client.completed();
