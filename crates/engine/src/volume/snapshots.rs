@@ -267,11 +267,10 @@ impl Volume {
     /// let file = volume.create(volume.root(), b"file", &new)?.inode;
     /// volume.write(file, 0, &[1; 400_000])?;
     /// let then = volume.create_snapshot(volume.root(), b"then")?;
-    /// volume.unlink(volume.root(), b"file")?;
-    /// volume.forget(file, 1);
+    /// volume.write(file, 0, &[2; 400_000])?;
     /// volume.sync()?;
     ///
-    /// // The 98 blocks of the file, and nodes, which the deletion of this snapshot frees.
+    /// // What the file held, 98 blocks, and nodes: the deletion of the snapshot frees them.
     /// let usage = volume.snapshot_usage(then.subvolume)?;
     /// assert!(usage[0].unique_blocks >= 98);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
