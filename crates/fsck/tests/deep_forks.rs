@@ -11,7 +11,7 @@ use std::sync::Arc;
 const DEPTH: u64 = 4096;
 /// One level in so many changes something.
 const STEP: u64 = 16;
-const SHARED: [u8; 50_000] = [1; 50_000];
+static SHARED: [u8; 50_000] = [1; 50_000];
 
 fn name(level: u64) -> Vec<u8> {
     format!("level {level}").into_bytes()
