@@ -5,8 +5,8 @@
 //! guard is dropped.
 use crate::target::{Entry, Open, Status, Subvolumes, Target, TargetFile};
 use cairn_engine::{
-    AttributeChange, Attributes, Error, FileType, FsyncKind, InodeId, NewInode, RenameMode,
-    TimeChange, Timestamp, Volume,
+    AttributeChange, Attributes, Error, FileType, ForkOptions, FsyncKind, InodeId, NewInode,
+    RenameMode, TimeChange, Timestamp, Volume,
 };
 use std::io::{self, ErrorKind};
 
@@ -45,6 +45,12 @@ impl EngineTarget {
         let new = NewInode { file_type, mode, uid: 0, gid: 0, device: 0, target: None };
         let made = self.volume.create(parent.inode, name.as_bytes(), &new).map_err(error_of)?;
         Ok(Reference { volume: self.volume.clone(), inode: made.inode, counted: true })
+    }
+
+    fn fork_with(&self, path: &str, new: &str, options: ForkOptions) -> io::Result<()> {
+        let (source, (parent, name)) = (self.walk(path)?, self.parent(new)?);
+        let made = self.volume.fork_with(source.inode, parent.inode, name.as_bytes(), options);
+        made.map(|made| self.volume.forget(made.inode, 1)).map_err(error_of)
     }
 
     fn open_or_create(&self, path: &str) -> io::Result<Reference> {
@@ -226,9 +232,11 @@ impl Subvolumes for EngineTarget {
     }
 
     fn fork(&self, path: &str, new: &str) -> io::Result<()> {
-        let (source, (parent, name)) = (self.walk(path)?, self.parent(new)?);
-        let made = self.volume.fork(source.inode, parent.inode, name.as_bytes());
-        made.map(|made| self.volume.forget(made.inode, 1)).map_err(error_of)
+        self.fork_with(path, new, ForkOptions { early: false })
+    }
+
+    fn fork_early(&self, path: &str, new: &str) -> io::Result<()> {
+        self.fork_with(path, new, ForkOptions { early: true })
     }
 
     fn snapshot(&self, path: &str, name: &str) -> io::Result<()> {

@@ -126,8 +126,12 @@ impl Target for PosixTarget {
         Some(self)
     }
 
+    /// What the server of the mount says of itself that the directory lies in; `None` when it is no
+    /// mount of Cairn's.
     fn statistics(&self) -> Option<serde_json::Value> {
-        None
+        let is_mount = |path: &&Path| cairn_fuse::find_mount(path).is_ok_and(|one| one.is_some());
+        let mount = self.root.ancestors().find(is_mount)?;
+        serde_json::from_str(&cairn_fuse::statistics(mount).ok()?).ok()
     }
 
     fn close(&self) -> io::Result<()> {
@@ -154,6 +158,10 @@ impl Subvolumes for PosixTarget {
 
     fn fork(&self, path: &str, new: &str) -> io::Result<()> {
         subvolumes::fork(&self.at(path), &self.at(new), false).map_err(error_of)
+    }
+
+    fn fork_early(&self, path: &str, new: &str) -> io::Result<()> {
+        subvolumes::fork(&self.at(path), &self.at(new), true).map_err(error_of)
     }
 
     fn snapshot(&self, path: &str, name: &str) -> io::Result<()> {

@@ -230,7 +230,11 @@ impl TargetSpec {
         Ok(Arc::new(EngineTarget::new(volume)))
     }
 
-    fn open_volume(
+    /// The volume on a device, which is made on a new one.
+    ///
+    /// # Errors
+    /// When it can't be made or opened.
+    pub(crate) fn open_volume(
         &self,
         device: Arc<dyn BlockDevice>,
         is_new: bool,

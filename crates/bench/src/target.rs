@@ -107,7 +107,8 @@ pub trait Target: Send + Sync {
     fn close(&self) -> io::Result<()>;
 }
 
-/// Subvolumes of a target, with snapshots and forks. Each is durable when the function returns.
+/// Subvolumes of a target, with snapshots and forks. Each is durable when the function returns, but
+/// for early forks.
 pub trait Subvolumes: Send + Sync {
     /// Makes an empty one.
     ///
@@ -124,6 +125,11 @@ pub trait Subvolumes: Send + Sync {
     /// # Errors
     /// Those of mkdir(2).
     fn fork(&self, path: &str, new: &str) -> io::Result<()>;
+    /// Makes a fork of the one at `path` that can be used before it is durable.
+    ///
+    /// # Errors
+    /// Those of mkdir(2).
+    fn fork_early(&self, path: &str, new: &str) -> io::Result<()>;
     /// Makes a snapshot of the one at `path`.
     ///
     /// # Errors

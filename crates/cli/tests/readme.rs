@@ -35,6 +35,13 @@ fn the_library_example_runs() -> Result<(), Box<dyn Error>> {
     let file = volume.create(volume.root(), b"letter", &new)?;
     volume.write(file.inode, 0, b"Dear Ada")?;
     volume.fsync_blocking(file.inode, FsyncKind::Full)?;
+
+    // A snapshot stays as it is. A fork begins as one, or as a live tree, and can be changed.
+    let then = volume.create_snapshot(volume.root(), b"then")?;
+    let trial = volume.fork(then.root, volume.root(), b"trial")?;
+    volume.unlink(trial.inode, b"letter")?;
+    let changes = volume.differences(then.root, trial.inode)?;
+    assert_eq!(changes[0].path, b"letter");
     volume.close()?;
     // end
     Ok(())

@@ -225,6 +225,45 @@ fn other_programs_copy_out_of_a_snapshot() {
     mounted.end();
 }
 
+/// A backup program copies a snapshot with its hard links, and `du` counts what it refers to,
+/// whatever becomes of the live tree.
+#[test]
+fn a_snapshot_is_backed_up_and_counted() {
+    let Some(mounted) = Mounted::with_volume() else { return };
+    let (live, folder) = (mounted.at(""), mounted.folder.path());
+    fill(&live);
+    mounted.succeeds(&["snapshot", "create", "dir", "one"]);
+    let one = mounted.at(".snapshots/one");
+    let before = tree(&one);
+    let counted = |path: &str, how: &str| {
+        let told = succeeds("du", &["-s", "-B1", how, path], folder);
+        told.split_whitespace().next().and_then(|bytes| bytes.parse::<u64>().ok()).unwrap()
+    };
+    let ways = ["--apparent-size", "--count-links", "--one-file-system"];
+    let of_snapshot = ways.map(|how| counted("dir/.snapshots/one", how));
+    // Nothing above it counts it once more.
+    assert_eq!(ways.map(|how| counted("dir", how)), of_snapshot);
+    let [_, with_links, allocated] = of_snapshot;
+    assert!((300_000..with_links).contains(&allocated), "{of_snapshot:?}");
+    fs::remove_dir_all(live.join("a")).unwrap();
+    fs::write(live.join("other"), vec![9; 5_000_000]).unwrap();
+    for _ in 0..2 {
+        assert_eq!(ways.map(|how| counted("dir/.snapshots/one", how)), of_snapshot);
+        assert!(counted("dir", ways[2]) > 5_000_000);
+        // Times to the nanosecond, also of what it has made in the same second.
+        let (exact, owners) = ("--modify-window=-1", "--numeric-ids");
+        let copy = ["-aHX", exact, owners, "dir/.snapshots/one/", "copy"];
+        let Some(output) = run("rsync", &copy, folder) else { break };
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(tree(&folder.join("copy")) == before);
+        // Nothing is left to copy, also when the mount has ended and begun in between.
+        let again = [&["--dry-run", "--itemize-changes", "--checksum"], &copy[..]].concat();
+        assert_eq!(succeeds("rsync", &again, folder), "");
+        remount(&mounted, "rw");
+    }
+    mounted.end();
+}
+
 #[test]
 fn a_deleted_snapshot_is_gone_at_once() {
     let Some(mounted) = Mounted::with_volume() else { return };
@@ -447,8 +486,14 @@ fn a_file_handle_leads_into_its_snapshot_or_nowhere() {
         drop(opened);
         remount(&mounted, "show_snapshots");
     }
+    // Files are found without the name in a listing, too.
+    remount(&mounted, "rw");
+    fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+    assert_eq!(content(in_snapshot).unwrap(), "first");
+    assert_eq!(content(of_live).unwrap(), "second");
     mounted.succeeds(&["snapshot", "delete", "dir", "one"]);
     expect_errno(content(in_snapshot), &[Errno::STALE]);
+    expect_errno(directory.open(&File::open(&live).unwrap()), &[Errno::STALE]);
     remount(&mounted, "rw");
     // Numbers are used again by later mounts.
     for name in ["one", "two"] {

@@ -1,167 +1,29 @@
 //! Forks that are there before they are durable.
 mod small_volume;
 
-use cairn_blockdev::{BlockDevice, DeviceError, SetWrite, SimulatedDevice, forward_to_device};
-use cairn_engine::mkfs::{MkfsOptions, mkfs};
-use cairn_engine::{Attributes, ForkOptions, FsyncKind, InodeId, Volume, VolumeOptions};
-use cairn_environment::lock::{Condvar, Mutex};
-use cairn_environment::{Rank, clock};
-use cairn_format::Geometry;
-use small_volume::{DIRECTORY, get, put};
-use std::sync::Arc;
+use cairn_engine::{Attributes, ForkOptions, FsyncKind, InodeId, Volume};
+use cairn_environment::clock;
+use small_volume::gated::{Gated, Held, is_there};
+use small_volume::{get, put};
 use std::thread;
 use std::time::Duration;
 
+const VOLUME_BYTES: u64 = 64 << 20;
 const EARLY: ForkOptions = ForkOptions { early: true };
 
 /// What another thread is likely to have begun by then. A test that only needs it to find a bug
 /// may wait for so long; whether it passes without a bug never depends on that.
 const A_MOMENT: Duration = Duration::from_millis(50);
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Held {
-    Nothing,
-    /// What makes a commit durable. All before it is written, and flushed.
-    Superblocks,
-    /// Writes of two blocks, as of the files here.
-    Data,
-}
-
-struct State {
-    held: Held,
-    /// Held requests that may pass nevertheless.
-    passes: u64,
-    /// How many requests of each kind wait.
-    waiting: [u64; 3],
-}
-
-impl State {
-    fn is_one_held(&self) -> bool {
-        self.waiting[self.held as usize] > 0 && self.passes == 0
-    }
-}
-
-/// Holds requests of a kind back until told otherwise.
-struct Gate {
-    device: Arc<SimulatedDevice>,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-impl Gate {
-    fn set(&self, held: Held) {
-        self.state.lock().held = held;
-        self.changed.notify_all();
-    }
-
-    /// Lets one request pass that is held, or will be.
-    fn let_one_pass(&self) {
-        self.state.lock().passes += 1;
-        self.changed.notify_all();
-    }
-
-    fn pass(&self, kind: Held) {
-        let mut state = self.state.lock();
-        state.waiting[kind as usize] += 1;
-        self.changed.notify_all();
-        while state.held == kind && state.passes == 0 {
-            self.changed.wait(&mut state);
-        }
-        state.waiting[kind as usize] -= 1;
-        if state.held == kind {
-            state.passes -= 1;
-        }
-    }
-
-    fn wait_until_one_is_held(&self) {
-        let mut state = self.state.lock();
-        while !state.is_one_held() {
-            self.changed.wait(&mut state);
-        }
-    }
-
-    /// The volume that a crash would leave now, if all that was written stays.
-    fn after_a_crash(&self) -> Volume {
-        let options = VolumeOptions { background: false, ..VolumeOptions::default() };
-        Volume::open(Arc::new(self.device.snapshot()), options).unwrap()
-    }
-
-    /// Whether a crash now leaves something of this name.
-    fn is_there_after_a_crash(&self, name: &str) -> bool {
-        let crashed = self.after_a_crash();
-        let is_there = is_there(&crashed, crashed.root(), name);
-        crashed.close().unwrap();
-        is_there
-    }
-}
-
-impl BlockDevice for Gate {
-    fn write(&self, offset_bytes: u64, buffers: &[&[u8]]) -> Result<(), DeviceError> {
-        if Geometry::SUPERBLOCKS.iter().any(|slot| slot.offset_bytes() == offset_bytes) {
-            self.pass(Held::Superblocks);
-        } else if buffers.iter().map(|buffer| buffer.len()).sum::<usize>() == 8192 {
-            self.pass(Held::Data);
-        }
-        self.device.write(offset_bytes, buffers)
-    }
-    fn write_set(&self, writes: &[SetWrite<'_>]) -> Vec<Result<(), DeviceError>> {
-        writes.iter().map(|write| self.write(write.offset_bytes, &write.buffers)).collect()
-    }
-    forward_to_device!(self => self.device; read, flush, discard, length_bytes, flush_time);
-}
-
-/// A gate that holds nothing, a volume behind it, and in that a subvolume with two durable files.
-/// What is read comes from the device. Nothing but the test asks for a commit.
-struct Gated {
-    gate: Arc<Gate>,
-    volume: Volume,
-    base: InodeId,
-}
-
-impl Gated {
-    fn new() -> Self {
-        let device = Arc::new(SimulatedDevice::new(64 << 20));
-        mkfs(&*device, &MkfsOptions::default()).unwrap();
-        let state = State { held: Held::Nothing, passes: 0, waiting: [0; 3] };
-        let gate = Arc::new(Gate {
-            device,
-            state: Mutex::new(Rank::LEAF, state),
-            changed: Condvar::new(),
-        });
-        let options = VolumeOptions {
-            commit_interval: Duration::from_secs(3600),
-            data_cache_bytes: 0,
-            ..VolumeOptions::default()
-        };
-        let volume = Volume::open(gate.clone(), options).unwrap();
-        let base = volume.create_subvolume(volume.root(), b"base", &DIRECTORY).unwrap().inode;
-        put(&volume, base, b"old", b"durable");
-        put(&volume, base, b"unwanted", b"");
-        volume.sync().unwrap();
-        Self { gate, volume, base }
-    }
-}
-
-impl Drop for Gated {
-    /// The threads of the volume end, also after a panic.
-    fn drop(&mut self) {
-        self.gate.set(Held::Nothing);
-    }
-}
-
 fn early_fork(volume: &Volume, source: InodeId, name: &str) -> Attributes {
     volume.fork_with(source, volume.root(), name.as_bytes(), EARLY).unwrap()
-}
-
-fn is_there(volume: &Volume, directory: InodeId, name: &str) -> bool {
-    volume.lookup(directory, name.as_bytes()).is_ok()
 }
 
 /// While its superblock is not written, an early fork of a live tree is read and changed. A crash
 /// leaves nothing of it.
 #[test]
 fn an_early_fork_is_there_before_it_is_durable() {
-    let gated = Gated::new();
+    let gated = Gated::new(VOLUME_BYTES);
     let Gated { gate, volume, base } = &gated;
     put(volume, *base, b"new", b"only written");
     gate.set(Held::Superblocks);
@@ -189,7 +51,7 @@ fn an_early_fork_is_there_before_it_is_durable() {
 /// fsync returns, a crash leaves the fork with what `expect` looks at.
 fn an_fsync_waits(wanted: impl Fn(&Volume, InodeId) -> InodeId, expect: impl Fn(&Volume, InodeId)) {
     for kind in [FsyncKind::Full, FsyncKind::DataOnly] {
-        let gated = Gated::new();
+        let gated = Gated::new(VOLUME_BYTES);
         let Gated { gate, volume, base } = &gated;
         put(volume, *base, b"new", b"only written");
         gate.set(Held::Superblocks);
@@ -255,7 +117,7 @@ fn an_fsync_of_a_file_that_nobody_changed_waits_for_the_fork() {
 /// written when the data that was there before was on the device, and before the cut.
 #[test]
 fn an_early_fork_waits_for_data() {
-    let gated = Gated::new();
+    let gated = Gated::new(VOLUME_BYTES);
     let Gated { gate, volume, base } = &gated;
     let file = put(volume, *base, b"new", b"");
     gate.set(Held::Superblocks);
@@ -277,7 +139,7 @@ fn an_early_fork_waits_for_data() {
         clock::sleep(A_MOMENT);
         gate.set(Held::Data);
         // On a busy machine all of that may be over.
-        while !gate.state.lock().is_one_held() && !fork.is_finished() {
+        while !gate.is_one_held() && !fork.is_finished() {
             clock::sleep(Duration::from_millis(1));
         }
         // One that does not wait for the data reads now.
@@ -297,7 +159,7 @@ fn early_forks_can_be_forked_and_removed() {
     const FORKS: u8 = 8;
     let name = |number: u8| format!("fork {number}");
     let file = |number: u8| format!("file {number}").into_bytes();
-    let gated = Gated::new();
+    let gated = Gated::new(VOLUME_BYTES);
     let Gated { gate, volume, base } = &gated;
     gate.set(Held::Superblocks);
     let mut source = *base;

@@ -5,11 +5,13 @@ mod small_volume;
 
 use cairn_blockdev::MemoryDevice;
 use cairn_engine::{
-    AllocateMode, Difference, DifferenceKind, Error, InodeId, RenameMode, Volume, VolumeOptions,
-    XattrMode,
+    AllocateMode, Difference, DifferenceKind, Error, ForkOptions, InodeId, RenameMode, Volume,
+    VolumeOptions, XattrMode,
 };
+use small_volume::gated::{Gated, Held};
 use small_volume::{DIRECTORY, FILE, FIRST, device, get, open, open_with, put, used};
 use std::sync::Arc;
+use std::thread;
 
 /// An empty volume, and how many blocks of it are in use: the trees that forks need stay.
 fn volume_that_had_a_fork() -> (Arc<MemoryDevice>, Volume, u64) {
@@ -543,7 +545,54 @@ fn preallocated_blocks_are_not_written_by_two() {
     check(&open(&device, None));
 }
 
-/// Forks at the same time come to be with few commits, whatever others do.
+/// Forks that are wanted while a commit is under way come to be with one commit, all of them: of a
+/// live tree, of a snapshot, and early ones.
+#[test]
+fn forks_that_wait_share_a_commit() {
+    const FORKS: u32 = 256;
+    // Room for what all of them may take, so that none waits for a commit before.
+    let gated = Gated::new(1 << 30);
+    let Gated { gate, volume, base } = &gated;
+    let root = volume.root();
+    let snapshot = volume.create_snapshot(*base, b"then").unwrap().root;
+    put(volume, *base, b"new", b"since then");
+    volume.sync().unwrap();
+    let before = volume.statistics().commits;
+    thread::scope(|scope| {
+        gate.set(Held::Superblocks);
+        volume.create(root, b"something to commit", &FILE).unwrap();
+        scope.spawn(|| volume.commit().unwrap());
+        gate.wait_until_one_is_held();
+        let links = volume.attributes(root).unwrap().links;
+        for number in 0..FORKS {
+            let (source, early) = match number % 3 {
+                0 => (snapshot, false),
+                rest => (*base, rest == 1),
+            };
+            scope.spawn(move || {
+                let name = format!("fork {number}").into_bytes();
+                volume.fork_with(source, root, &name, ForkOptions { early }).unwrap();
+            });
+        }
+        // Each has its name, and waits.
+        while volume.attributes(root).unwrap().links < links + FORKS {
+            thread::yield_now();
+        }
+        assert_eq!(volume.statistics().commits, before);
+        gate.set(Held::Nothing);
+    });
+    assert_eq!(volume.statistics().commits, before + 2, "one was under way before the forks");
+    let crashed = gate.after_a_crash();
+    for number in 0..FORKS {
+        let name = format!("fork {number}").into_bytes();
+        let fork = crashed.lookup(crashed.root(), &name).unwrap().inode;
+        assert_eq!(get(&crashed, fork, b"new").is_ok(), number % 3 != 0, "fork {number}");
+    }
+    crashed.close().unwrap();
+    volume.close().unwrap();
+}
+
+/// Forks are made, changed and removed by many at once.
 #[test]
 fn many_forks_at_once() {
     const THREADS: usize = 16;
@@ -552,7 +601,7 @@ fn many_forks_at_once() {
     let root = volume.root();
     let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
     put(&volume, base, b"file", &[1; 20_000]);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for thread in 0..THREADS {
             let volume = &volume;
             scope.spawn(move || {

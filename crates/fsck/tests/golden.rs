@@ -1,13 +1,17 @@
-//! Volumes of released format versions stay readable. Each is kept beside this test without its
-//! zeros, and is checked as it was written. `cargo run -p cairn-fsck --example make_golden IMAGE
-//! OUT` makes such a file of a volume.
+//! Volumes of released format versions stay readable, and those that wrote them can read what
+//! this version writes, until it has something that they don't know. Each is kept beside this test
+//! without its zeros. `cargo run -p cairn-fsck --example make_golden IMAGE OUT` makes such a file
+//! of a volume.
 #[path = "golden/sparse_image.rs"]
 mod sparse_image;
 
-use cairn_blockdev::BlockDevice;
-use cairn_format::{TREE_DEAD, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES};
+use cairn_blockdev::{BlockDevice, MemoryDevice};
+use cairn_engine::{FileType, FsyncKind, NewInode, RenameMode, Volume, VolumeOptions};
+use cairn_format::{Features, TREE_DEAD, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES};
 use cairn_fsck::dump::{dump_log, dump_space, dump_super, dump_tree};
 use cairn_fsck::{CheckOptions, PassId, Step, TreeReader, Walk, check, shown_path};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 const VERSION_1: &[u8] = include_bytes!("golden/version-1.sparse");
 /// With the feature *subvolumes*; one of them is being removed.
@@ -17,10 +21,23 @@ const SNAPSHOTS: &[u8] = include_bytes!("golden/snapshots.sparse");
 /// With the feature *forks*: of a snapshot that has lost its name, of a subvolume that has changed
 /// since its snapshot, and one that is being removed.
 const FORKS: &[u8] = include_bytes!("golden/forks.sparse");
-
 /// With the feature *joining*: a fork that has given up some of what it has inherited, a fork of
 /// that, and one that was joined with what it came from.
 const JOINING: &[u8] = include_bytes!("golden/joining.sparse");
+
+/// The paths of all that is there.
+fn paths(device: &dyn BlockDevice) -> BTreeSet<String> {
+    let reader = TreeReader::open(device, &mut |_| {}).unwrap();
+    let (mut walk, mut paths) = (Walk::new(&reader), BTreeSet::new());
+    while let Some(step) = walk.next() {
+        match step {
+            Step::Enter(_) | Step::Object(_) => assert!(paths.insert(shown_path(walk.path()))),
+            Step::Leave(_) => {}
+            Step::Problem { problem, .. } => panic!("{problem}"),
+        }
+    }
+    paths
+}
 
 #[test]
 fn version_1_stays_readable() {
@@ -80,17 +97,7 @@ fn subvolumes_stay_readable() {
     ] {
         assert!(records.contains(part), "{part} is missing in\n{records}");
     }
-    let reader = TreeReader::open(&device, &mut |_| {}).unwrap();
-    let mut paths = Vec::new();
-    let mut walk = Walk::new(&reader);
-    while let Some(step) = walk.next() {
-        match step {
-            Step::Enter(_) | Step::Object(_) => paths.push(shown_path(walk.path())),
-            Step::Leave(_) => {}
-            Step::Problem { problem, .. } => panic!("{problem}"),
-        }
-    }
-    paths.sort();
+    let paths = paths(&device);
     let expected = [
         "/",
         "/directory",
@@ -103,7 +110,7 @@ fn subvolumes_stay_readable() {
         "/home/alice/link",
         "/home/alice/symlink",
     ];
-    assert_eq!(paths, expected);
+    assert!(paths.iter().eq(expected), "{paths:?}");
 }
 
 #[test]
@@ -149,15 +156,7 @@ fn forks_stay_readable() {
     ] {
         assert!(records.contains(part), "{part} is missing in\n{records}");
     }
-    let reader = TreeReader::open(&device, &mut |_| {}).unwrap();
-    let (mut walk, mut files) = (Walk::new(&reader), Vec::new());
-    while let Some(step) = walk.next() {
-        match step {
-            Step::Enter(_) | Step::Object(_) => files.push(shown_path(walk.path())),
-            Step::Leave(_) => {}
-            Step::Problem { problem, .. } => panic!("{problem}"),
-        }
-    }
+    let files = paths(&device);
     let count = |below: &str| files.iter().filter(|path| path.starts_with(below)).count();
     // Twelve of 24 files were replaced, and one file was added; names of subvolumes stay behind.
     let counts = [count("/base/file-"), count("/base/inner"), count("/trial/file-")];
@@ -186,15 +185,7 @@ fn joined_forks_stay_readable() {
     }
     let runs = dump_tree(&device, TREE_DEAD, None).unwrap().to_string();
     assert!(runs.contains("(2 DeadRuns") && runs.contains("(4 DeadRuns"), "{runs}");
-    let reader = TreeReader::open(&device, &mut |_| {}).unwrap();
-    let (mut walk, mut files) = (Walk::new(&reader), Vec::new());
-    while let Some(step) = walk.next() {
-        match step {
-            Step::Object(_) => files.push(shown_path(walk.path())),
-            Step::Enter(_) | Step::Leave(_) => {}
-            Step::Problem { problem, .. } => panic!("{problem}"),
-        }
-    }
+    let files = paths(&device);
     let count = |below: &str| files.iter().filter(|path| path.starts_with(below)).count();
     let counts = ["/base/", "/trial/", "/nested/", "/joined/"].map(count);
     assert_eq!(counts, [4, 3, 2, 2], "{files:?}");
@@ -210,4 +201,97 @@ fn a_golden_image_is_small_and_survives_the_round_trip() {
     let mut block = vec![0; 4096];
     device.read(16 * 4096, &mut block).unwrap();
     assert_eq!(&block[..4], b"CRNS");
+}
+
+/// A step that a volume may be the first to take.
+#[derive(Clone, Copy, Debug)]
+enum First {
+    Change,
+    Subvolume,
+    Snapshot,
+    Fork,
+}
+
+impl First {
+    /// What it needs of those that read the volume.
+    fn incompatible(self) -> u64 {
+        let (subvolumes, snapshots) = (Features::SUBVOLUMES, Features::SNAPSHOTS);
+        match self {
+            Self::Change => 0,
+            Self::Subvolume => subvolumes,
+            Self::Snapshot => subvolumes | snapshots,
+            Self::Fork => subvolumes | snapshots | Features::FORKS | Features::JOINING,
+        }
+    }
+
+    fn apply(self, volume: &Volume) {
+        let root = volume.root();
+        let new = NewInode {
+            file_type: FileType::Regular,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            device: 0,
+            target: None,
+        };
+        let directory = NewInode { file_type: FileType::Directory, mode: 0o755, ..new };
+        match self {
+            Self::Change => {
+                let directory = volume.create(root, b"added directory", &directory).unwrap().inode;
+                for number in 0..50 {
+                    let name = format!("added {number}");
+                    let file = volume.create(directory, name.as_bytes(), &new).unwrap().inode;
+                    volume.write(file, 0, &[number; 9000]).unwrap();
+                    volume.fsync_blocking(file, FsyncKind::Full).unwrap();
+                }
+                volume.unlink(directory, b"added 7").unwrap();
+                let to = (root, b"moved".as_slice());
+                volume.rename(directory, b"added 8", to.0, to.1, RenameMode::Replace).unwrap();
+            }
+            Self::Subvolume => drop(volume.create_subvolume(root, b"added", &directory).unwrap()),
+            Self::Snapshot => drop(volume.create_snapshot(root, b"added").unwrap()),
+            Self::Fork => drop(volume.fork(root, root, b"added fork").unwrap()),
+        }
+    }
+}
+
+/// The features of the newest superblock: compatible, read-only, incompatible.
+fn features(device: &dyn BlockDevice) -> [u64; 3] {
+    let dump = dump_super(device).unwrap();
+    let newest = dump.superblocks.iter().find(|one| one.newest).unwrap();
+    let newest = newest.fields.as_ref().unwrap();
+    [newest.features_compatible, newest.features_read_only, newest.features_incompatible]
+}
+
+/// Opens an old volume for writing, once for each step.
+fn change(image: &[u8], steps: &[First]) {
+    let device: Arc<MemoryDevice> = Arc::new(sparse_image::load(image));
+    let (mut expected, before) = (features(&*device), paths(&*device));
+    for step in steps {
+        let options = VolumeOptions { background: false, ..VolumeOptions::default() };
+        let volume = Volume::open(Arc::clone(&device) as Arc<dyn BlockDevice>, options).unwrap();
+        step.apply(&volume);
+        volume.sync().unwrap();
+        let has_synced = features(&*device);
+        volume.close().unwrap();
+        expected[2] |= step.incompatible();
+        assert_eq!((has_synced, features(&*device)), (expected, expected), "{step:?} of {steps:?}");
+        let options = CheckOptions { data: true, repair: false };
+        let report = check(&*device, &options, &mut |_| {}).unwrap();
+        assert!(report.findings.is_empty() && report.exit_code() == 0, "{step:?}: {report}");
+        let now = paths(&*device);
+        assert!(before.is_subset(&now), "{step:?}: {:?}", before.difference(&now));
+    }
+}
+
+/// A change of an old volume leaves its features; the first subvolume, snapshot and fork raise
+/// exactly what they need, also each of them without those before.
+#[test]
+fn only_what_is_new_raises_features() {
+    use First::{Change, Fork, Snapshot, Subvolume};
+    for image in [VERSION_1, SUBVOLUMES, SNAPSHOTS, FORKS, JOINING] {
+        change(image, &[Change, Subvolume, Snapshot, Fork]);
+        change(image, &[Snapshot, Subvolume, Fork]);
+        change(image, &[Fork]);
+    }
 }

@@ -7,7 +7,10 @@ use cairn_engine::{DirectoryItem, Error, FileType, InodeId, Volume};
 use cairn_format::TREE_DEAD;
 use cairn_fsck::dump::dump_tree;
 use cairn_fsck::{PassId, Severity};
-use history::{FILE, FIRST, History, check_crashes, checked, file_name, has_cleanup, open, seed};
+use history::{
+    DIRECTORY, FILE, FIRST, History, check_crashes, checked, device, file_name, has_cleanup, open,
+    seed,
+};
 use std::sync::Arc;
 
 #[test]
@@ -135,4 +138,69 @@ fn a_check_finds_damaged_data_of_each_snapshot() {
     }
     eprintln!("{} blocks of snapshots alone, {} of subvolumes", noticed[0], noticed[1]);
     assert!(noticed.iter().all(|count| *count > 0), "{noticed:?}");
+}
+
+/// Takes all space that data and names get; returns the names.
+fn fill(volume: &Volume) -> Vec<Vec<u8>> {
+    let (root, mut names) = (volume.root(), Vec::new());
+    for bytes in [1 << 20, 64 << 10, 4 << 10, 0] {
+        loop {
+            let name = format!("a name of the {bytes} that fill it, {}", names.len()).into_bytes();
+            let Ok(made) = volume.create(root, &name, &FILE) else { break };
+            names.push(name);
+            let written = volume.write(made.inode, 0, &vec![7; bytes]);
+            volume.forget(made.inode, 1);
+            if written.and_then(|()| volume.sync()).is_err() {
+                break;
+            }
+        }
+    }
+    names
+}
+
+/// On a full volume, a comparison with a live subvolume, which makes a snapshot for a moment, and
+/// another default are refused or right; and they work once there is room.
+#[test]
+fn a_full_volume_is_compared_and_gets_another_default() {
+    let device = device();
+    let volume = open(&device, false);
+    let root = volume.root();
+    let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+    volume.create(base, b"old", &FILE).unwrap();
+    let one = volume.create_snapshot(base, b"one").unwrap().root;
+    volume.create(base, b"new", &FILE).unwrap();
+    let id = volume.subvolume_of(base).unwrap().0;
+    let mut names = fill(&volume);
+    let default = || volume.subvolumes().unwrap().into_iter().find(|info| info.is_default);
+    let (mut refused, mut wanted) = ([0, 0], id);
+    loop {
+        let results = [
+            volume.differences(one, base).map(|found| {
+                let paths: Vec<_> = found.iter().map(|one| one.path.as_slice()).collect();
+                assert_eq!(paths, [b"new"]);
+            }),
+            volume.set_default_subvolume(wanted),
+        ];
+        let is_set = default().unwrap().id == wanted;
+        assert_eq!(is_set, results[1].is_ok());
+        for (count, result) in refused.iter_mut().zip(&results) {
+            assert!(matches!(result, Ok(()) | Err(Error::NoSpace)), "{result:?}");
+            *count += u32::from(result.is_err());
+        }
+        assert_eq!(volume.snapshots(id).unwrap().len(), 1);
+        if results.iter().all(Result::is_ok) {
+            break;
+        }
+        if is_set {
+            wanted = FIRST + id - wanted;
+        }
+        let name = names.pop().expect("an empty volume has room");
+        volume.unlink(root, &name).unwrap();
+        volume.commit().unwrap();
+    }
+    eprintln!("refused: {refused:?}, {} files left", names.len());
+    assert!(refused[0] > 0, "it was not full");
+    volume.close().unwrap();
+    let report = checked(&*device);
+    assert!(report.findings.is_empty(), "{report}");
 }

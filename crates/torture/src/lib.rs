@@ -24,6 +24,7 @@ pub mod colliding;
 pub mod command;
 pub mod composition;
 pub mod contents;
+mod copier;
 pub mod crash;
 mod damaged;
 mod extracted;

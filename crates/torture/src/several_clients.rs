@@ -1,5 +1,6 @@
 //! Several clients that write, fsync and rename files of their own on one volume while something
-//! goes wrong, perhaps beside a thread that commits all the time; and the judge of what is left.
+//! goes wrong, perhaps beside a thread that commits all the time, or one that makes and removes
+//! snapshots and forks ([`Copier`]); and the judge of what is left.
 //!
 //! A [`File`] remembers each version and each name that its client gave it, and how each fsync
 //! ended. What an fsync acknowledged must be there after a power failure at any later point. What
@@ -7,6 +8,7 @@
 //! have happened or not; any other panic is a finding.
 use crate::composition::{Composition, Present};
 use crate::contents::{Tag, pattern};
+use crate::copier::{self, Copier};
 use crate::files::{NEW_FILE, create, format, read_all, read_named};
 use crate::uneven::Uneven;
 pub use crate::ways_to_fsync::{Injected, Way, attempt};
@@ -231,6 +233,8 @@ pub struct Company {
     pub clients: u8,
     /// One thread commits all the time, and the device is [`Uneven`].
     pub committer: bool,
+    /// One thread makes snapshots, forks and rollbacks, and removes them.
+    pub copier: bool,
     /// A client repeats an fsync that fails until it succeeds or the volume has stopped.
     pub repeat: bool,
     /// Free space is in short runs, so what is written back at once is a set of several writes.
@@ -255,6 +259,7 @@ pub struct Outcome {
     pub commit_error: Option<Error>,
     /// A client or a commit panicked.
     pub panicked: bool,
+    copier: Copier,
     clients: u8,
 }
 
@@ -264,6 +269,7 @@ impl Outcome {
         self.files.len() < usize::from(self.clients)
             || self.files.iter().any(|file| !file.errors.is_empty())
             || self.commit_error.is_some()
+            || !self.copier.errors.is_empty()
     }
 }
 
@@ -282,6 +288,9 @@ impl Company {
         for number in 0..OTHERS {
             create(&volume, format!("other file {number}").as_bytes(), b"")
                 .map_err(|error| error.to_string())?;
+        }
+        if self.copier {
+            copier::prepare(&volume).map_err(|error| format!("subvolumes: {error}"))?;
         }
         if self.fragmented {
             fragment(&volume).map_err(|error| format!("fragmenting: {error}"))?;
@@ -367,8 +376,14 @@ impl Company {
                 thread::spawn("client", move || attempt(|| self.client(&volume, number, &device)))
             })
             .collect();
-        let (files, clients) = (Vec::new(), self.clients);
-        let mut outcome = Outcome { files, commit_error: None, panicked: false, clients };
+        let copier = self.copier.then(|| {
+            let (volume, device) = (volume.clone(), Arc::clone(device));
+            thread::spawn("copier", move || Copier::work(&volume, &device))
+        });
+        let (files, clients, copier) = (Vec::new(), self.clients, copier.map(|one| one.join()));
+        let copier = copier.transpose().map_err(|_| "the copier panicked")?.unwrap_or_default();
+        let panicked = copier.panicked;
+        let mut outcome = Outcome { files, commit_error: None, panicked, copier, clients };
         for thread in threads {
             let made = thread.join().map_err(|_| "a client panicked")?;
             outcome.panicked |= made.as_ref().is_none_or(|m| m.as_ref().is_ok_and(|f| f.panicked));
@@ -399,13 +414,13 @@ impl Company {
         &self,
         volume: &Volume,
         device: &SimulatedDevice,
-        files: &[File],
+        outcome: &Outcome,
         points: u64,
         random: &mut Seeded,
     ) -> Result<(), String> {
-        files.iter().try_for_each(|file| file.expect_in_memory(volume))?;
-        self.judge(device, files, random)?;
-        self.judge_earlier(device, files, points, random)
+        outcome.files.iter().try_for_each(|file| file.expect_in_memory(volume))?;
+        self.judge(device, outcome, random)?;
+        self.judge_earlier(device, outcome, points, random)
     }
 
     /// What is on the device after a power failure now is what was acknowledged, or newer, or an
@@ -416,13 +431,13 @@ impl Company {
     pub fn judge(
         &self,
         device: &SimulatedDevice,
-        files: &[File],
+        outcome: &Outcome,
         random: &mut Seeded,
     ) -> Result<(), String> {
-        self.judge_state(device.crash_state(random), files, usize::MAX)
+        self.judge_state(device.crash_state(random), outcome, usize::MAX)
     }
 
-    /// The same for power failures at `points` moments before: most right after fsyncs of `files`
+    /// The same for power failures at `points` moments before: most right after fsyncs of files
     /// that ended after something failed, some at any time.
     ///
     /// # Errors
@@ -430,12 +445,12 @@ impl Company {
     fn judge_earlier(
         &self,
         device: &SimulatedDevice,
-        files: &[File],
+        outcome: &Outcome,
         points: u64,
         random: &mut Seeded,
     ) -> Result<(), String> {
         let failed = device.first_failure().unwrap_or(0);
-        let ends = files.iter().flat_map(|file| &file.fsyncs).map(|end| end.at);
+        let ends = outcome.files.iter().flat_map(|file| &file.fsyncs).map(|end| end.at);
         let ends: Vec<_> = ends.filter(|at| *at >= failed).collect();
         let mut explorer = device.explorer();
         let all = explorer.history_len() as u64;
@@ -449,7 +464,7 @@ impl Company {
         chosen.sort_unstable();
         for events in chosen {
             explorer.advance_to(events);
-            self.judge_state(explorer.state(random), files, events)
+            self.judge_state(explorer.state(random), outcome, events)
                 .map_err(|error| format!("after {events} of {all} events: {error}"))?;
         }
         Ok(())
@@ -458,7 +473,7 @@ impl Company {
     fn judge_state(
         &self,
         state: SimulatedDevice,
-        files: &[File],
+        outcome: &Outcome,
         events: usize,
     ) -> Result<(), String> {
         let state = self.composition.open(&Arc::new(state), Present::All, false)?;
@@ -467,7 +482,10 @@ impl Company {
             VolumeOptions { background: false, ..VolumeOptions::default() },
         )
         .map_err(|error| format!("it does not mount: {error}"))?;
-        for file in files {
+        if self.copier {
+            outcome.copier.judge(&volume, events)?;
+        }
+        for file in &outcome.files {
             file.judge(&volume, &file.known(events))
                 .map_err(|error| format!("{}: {error}", String::from_utf8_lossy(&file.names[0])))?;
         }
@@ -476,9 +494,12 @@ impl Company {
             .map_err(|error| format!("fsck: {error}"))?;
         let suspect = |path: &str| {
             let name = path.trim_start_matches('/').as_bytes();
-            files.iter().any(|file| {
-                file.known(events).suspect && file.names.iter().any(|other| other == name)
-            })
+            // What acknowledged copies hold was read.
+            let of_copier = name.ends_with(copier::FILE);
+            of_copier
+                || outcome.files.iter().any(|file| {
+                    file.known(events).suspect && file.names.iter().any(|other| other == name)
+                })
         };
         let wrong = report.findings.iter().find(|finding| {
             finding.severity == Severity::Error

@@ -30,6 +30,8 @@ use std::time::Duration;
 /// Earlier moments at which the power fails, of each run; and of one in which a second try fails,
 /// too, so that the log loses data.
 const POINTS: [u64; 2] = [1, 6];
+/// With a copier, one request in half of this fails; others in each run.
+const COPIER_STEP: u64 = 15;
 
 #[derive(Clone, Copy, Debug)]
 struct Fault {
@@ -104,14 +106,13 @@ fn one_run(
     let whole = 0..u64::MAX;
     let ranges = company.composition.ranges(device.length_bytes());
     let happened = plan(device, fault, fault.member.map_or(whole, |member| ranges[member].clone()));
-    let outcome = company.work(&volume, device)?;
+    let mut outcome = company.work(&volume, device)?;
     let mut reported = outcome.has_reported();
-    let mut files = outcome.files;
     let any_happened = happened.any.load(Ordering::SeqCst);
     if reported && !any_happened {
         return Err(format!(
             "an error without a fault: {:?}",
-            files.iter().flat_map(|file| &file.errors).next()
+            outcome.files.iter().flat_map(|file| &file.errors).next()
         ));
     }
     if happened.matters.load(Ordering::SeqCst) && fault.span == Span::FromThenOn && !reported {
@@ -126,15 +127,15 @@ fn one_run(
     let seen =
         Seen { happened: any_happened, stopped: volume.statistics().failure.is_some(), reported };
     let loses_data = matches!(fault.span, Span::Twice | Span::SamePlace);
-    company.judge_work(&volume, device, &files, POINTS[usize::from(loses_data)], random)?;
+    company.judge_work(&volume, device, &outcome, POINTS[usize::from(loses_data)], random)?;
     device.clear_failures();
     if seen.stopped {
-        expect_stopped(&volume, &files)?;
-        company.judge(device, &files, random)?;
+        expect_stopped(&volume, &outcome.files)?;
+        company.judge(device, &outcome, random)?;
     } else {
         let healed =
-            expect_healed(&volume, &mut files, device).and_then(|()| expect_quiet(&volume));
-        company.judge(device, &files, random)?;
+            expect_healed(&volume, &mut outcome.files, device).and_then(|()| expect_quiet(&volume));
+        company.judge(device, &outcome, random)?;
         let failed = || volume.statistics().failure.is_some_and(|failure| failure != CLOSED);
         let failed_before = failed();
         let closed = volume.close();
@@ -146,7 +147,7 @@ fn one_run(
             healed.and(closed.map_err(|error| format!("closing: {error}")))?;
         }
     }
-    company.judge(device, &files, random)?;
+    company.judge(device, &outcome, random)?;
     Ok(seen)
 }
 
@@ -181,8 +182,12 @@ fn every_fault(company: Company, member: Option<usize>) {
             points += 1;
             stopped += u64::from(seen.stopped);
             reported += u64::from(seen.reported);
-            // Of a member, about every second one; others in each run.
-            after += if member.is_some() { 1 + random.below(3) } else { 1 };
+            // Of a member, about every second one; others in each run. A copier makes many more.
+            after += match () {
+                () if company.copier => 1 + random.below(COPIER_STEP),
+                () if member.is_some() => 1 + random.below(3),
+                () => 1,
+            };
         }
         let least = if member.is_some() { 7 } else { 15 };
         assert!(
@@ -203,6 +208,7 @@ fn every_fault(company: Company, member: Option<usize>) {
 const SINGLE: Company = Company {
     clients: 1,
     committer: false,
+    copier: false,
     repeat: false,
     fragmented: false,
     composition: Composition::Single,
@@ -232,6 +238,12 @@ fn every_request_of_several_clients_on_a_fragmented_volume_fails_in_turn() {
 #[test]
 fn every_request_of_clients_and_a_committer_fails_in_turn() {
     every_fault(Company { clients: 4, committer: true, ..SINGLE }, None);
+}
+
+/// Snapshots, forks and rollbacks are made and removed meanwhile.
+#[test]
+fn requests_of_clients_and_a_copier_fail_in_turn() {
+    every_fault(Company { clients: 2, copier: true, ..SINGLE }, None);
 }
 
 #[test]

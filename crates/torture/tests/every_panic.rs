@@ -23,6 +23,8 @@ use std::time::Duration;
 
 /// Earlier moments at which the power fails, of each run.
 const POINTS: u64 = 3;
+/// With a copier, so many times fewer writes and flushes panic.
+const COPIER_STEPS: u64 = 8;
 /// Longer than any run takes.
 const HANG_TIME: Duration = Duration::from_secs(120);
 
@@ -190,24 +192,23 @@ fn one_run(
     let panicking = Panicking::new(stage.used, plan);
     let volume = Volume::open(panicking.clone(), options).map_err(|error| error.to_string())?;
     panicking.arm(true);
-    let outcome = company.work(&volume, device)?;
+    let mut outcome = company.work(&volume, device)?;
     panicking.arm(false);
     let threads = panicking.threads.lock().clone();
     if threads.is_empty() && (outcome.has_reported() || outcome.panicked) {
         return Err("an error without a panic".into());
     }
-    let mut files = outcome.files;
-    company.judge_work(&volume, device, &files, POINTS, random)?;
+    company.judge_work(&volume, device, &outcome, POINTS, random)?;
     // A background thread may still be on its way to stop the volume.
-    let healed = expect_healed(&volume, &mut files, device);
-    company.judge(device, &files, random)?;
+    let healed = expect_healed(&volume, &mut outcome.files, device);
+    company.judge(device, &outcome, random)?;
     let stopped = volume.statistics().failure.is_some();
     match healed {
         Err(error) if !stopped => {
             return Err(format!("it works no more, and says nothing: {error}"));
         }
         _ if stopped && threads.is_empty() => return Err("it stopped without a panic".into()),
-        _ if stopped => expect_stopped(&volume, &files)?,
+        _ if stopped => expect_stopped(&volume, &outcome.files)?,
         _ => {
             let closed = volume.close();
             // A thread that panicked may have stopped it meanwhile.
@@ -216,7 +217,7 @@ fn one_run(
             }
         }
     }
-    company.judge(device, &files, random)?;
+    company.judge(device, &outcome, random)?;
     drop(volume);
     match OTHER_PANICS.load(Ordering::SeqCst) {
         0 => Ok(Seen { threads, stopped }),
@@ -229,12 +230,16 @@ fn every_panic(kind: Kind, step: u64, least: u64) {
     watch_panics();
     let mut random = Seeded::new(cairn_torture::seed_from_environment());
     let companies = [
-        (2, false, Composition::Single),
-        (4, true, Composition::Single),
-        (3, true, Composition::Concat),
+        (2, false, false, Composition::Single),
+        (2, false, true, Composition::Single),
+        (4, true, false, Composition::Single),
+        (3, true, false, Composition::Concat),
     ];
-    for (clients, committer, composition) in companies {
-        let company = Company { clients, committer, repeat: false, fragmented: false, composition };
+    for (clients, committer, copier, composition) in companies {
+        let (repeat, fragmented) = (false, false);
+        let company = Company { clients, committer, copier, repeat, fragmented, composition };
+        // A copier writes and flushes much more.
+        let step = if copier && kind != Kind::Read { COPIER_STEPS * step } else { step };
         let prepared = company.prepare().unwrap_or_else(|error| panic!("{company:?}: {error}"));
         let (mut runs, mut stopped, mut threads) = (0, 0, BTreeMap::<String, u64>::new());
         for from_then_on in [false, true] {

@@ -26,6 +26,8 @@ pub fn load(name: &str) -> String {
         "one-file-fsync" => ("4 KiB of one file + fsync", "thread", "threads", ""),
         "snapshots" => ("4 KiB + fsync beside one snapshot or fork", "thread", "threads", ""),
         "snapshot-deletion" => return "delete snapshots, in three orders".into(),
+        "forks" => ("copies of one tree at the same moment", "thread", "threads", ""),
+        "many-snapshots" => return "open a volume that has many of them".into(),
         "round-trip" => ("getxattr, nothing to do", "thread", "threads", ""),
         "device-limit" => return "the device alone: write + flush".into(),
         "untar" => return "unpack the sources of a program (tar)".into(),

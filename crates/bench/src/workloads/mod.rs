@@ -3,10 +3,12 @@ pub(crate) mod attribute_changes;
 mod create_walk_unlink;
 mod dbench;
 mod device_limit;
+mod forks;
 mod fs_mark;
 mod fsync_happy;
 mod fsync_write;
 mod isolation;
+mod many_snapshots;
 mod one_file_fsync;
 mod round_trip;
 mod small_durable_files;
@@ -30,7 +32,7 @@ use cairn_engine::FlushPolicy;
 use cairn_environment::random;
 use cairn_harness::Interrupt;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,11 +64,15 @@ pub enum Workload {
     Snapshots,
     /// Deletions of snapshots, in three orders.
     SnapshotDeletion,
+    /// Forks that come at once, and early ones.
+    Forks,
+    /// A volume with many snapshots is opened and lists them.
+    ManySnapshots,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 12] = [
+    pub const ALL: [Workload; 14] = [
         Workload::FsyncWrite,
         Workload::SmallDurableFiles,
         Workload::FsMark,
@@ -79,6 +85,8 @@ impl Workload {
         Workload::RoundTrip,
         Workload::Snapshots,
         Workload::SnapshotDeletion,
+        Workload::Forks,
+        Workload::ManySnapshots,
     ];
 
     /// Its name on the command line.
@@ -96,6 +104,8 @@ impl Workload {
             Workload::RoundTrip => "round-trip",
             Workload::Snapshots => "snapshots",
             Workload::SnapshotDeletion => "snapshot-deletion",
+            Workload::Forks => "forks",
+            Workload::ManySnapshots => "many-snapshots",
         }
     }
 
@@ -114,6 +124,9 @@ impl Workload {
         if self == Workload::DeviceLimit {
             return device_limit::run(spec, settings);
         }
+        if self == Workload::ManySnapshots {
+            return many_snapshots::run(spec, settings);
+        }
         if self == Workload::Isolation {
             return run_on_target(self, spec, &isolation::settings(settings), FlushMode::Real);
         }
@@ -129,7 +142,8 @@ impl Workload {
 
     fn can_have_snapshots(self) -> bool {
         use Workload::*;
-        !matches!(self, DeviceLimit | Isolation | FsyncHappy | Snapshots | SnapshotDeletion)
+        let has_own = matches!(self, Snapshots | SnapshotDeletion | Forks | ManySnapshots);
+        !has_own && !matches!(self, DeviceLimit | Isolation | FsyncHappy)
     }
 
     /// Runs it without snapshots, with so many, with, and without: a target that becomes faster or
@@ -417,9 +431,9 @@ fn run_and_clean_up(
     target
         .make_directory(folder)
         .with_context(|| format!("target {}: cannot make a directory in it", spec.name()))?;
-    let before = statistics_of(target, spec);
+    let before = target.statistics();
     let ran = load(place);
-    let statistics = counted(&before, statistics_of(target, spec));
+    let statistics = counted(&before, target.statistics());
     let cleaned = if spec.vanishes() {
         Ok(())
     } else {
@@ -434,24 +448,6 @@ fn with_end<T>(ran: anyhow::Result<T>, end: anyhow::Result<()>) -> anyhow::Resul
     match (ran, end) {
         (Err(error), Err(also)) => Err(anyhow!("{error:#}; also, {also:#}")),
         (ran, end) => ran.and_then(|outcome| end.map(|()| outcome)),
-    }
-}
-
-/// What the server of the mount says of itself that a directory lies in; `None` when it is no mount
-/// of Cairn's.
-fn mount_statistics(directory: &Path) -> Option<Value> {
-    let directory = directory.canonicalize().ok()?;
-    let mount = directory
-        .ancestors()
-        .find(|path| cairn_fuse::find_mount(path).is_ok_and(|mount| mount.is_some()))?;
-    serde_json::from_str(&cairn_fuse::statistics(mount).ok()?).ok()
-}
-
-/// The counters of the engine, in this process or below a directory.
-fn statistics_of(target: &dyn Target, spec: &TargetSpec) -> Option<Value> {
-    match spec {
-        TargetSpec::Directory(path) => mount_statistics(path),
-        TargetSpec::Engine(_) => target.statistics(),
     }
 }
 
@@ -472,6 +468,9 @@ fn generate(workload: Workload, place: &Place, settings: &Settings) -> anyhow::R
         Workload::RoundTrip => round_trip::run(place, settings),
         Workload::Snapshots => snapshots::run(place, settings),
         Workload::SnapshotDeletion => snapshot_deletion::run(place, settings),
-        Workload::DeviceLimit => unreachable!("it needs a device, not a target"),
+        Workload::Forks => forks::run(place, settings),
+        Workload::DeviceLimit | Workload::ManySnapshots => {
+            unreachable!("it needs a device, not a target")
+        }
     }
 }

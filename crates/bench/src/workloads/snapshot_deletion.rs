@@ -37,7 +37,7 @@ const BESIDE: &str = "beside fsyncs";
 fn counter(place: &Place, name: &str) -> anyhow::Result<u64> {
     let statistics = place.target.statistics();
     let counter = statistics.and_then(|statistics| statistics["snapshots"][name].as_u64());
-    counter.context("this load needs the counters of the engine: name a target engine:IMAGE")
+    counter.context("this load needs a volume of Cairn: name a mount of it, or engine:IMAGE")
 }
 
 pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {

@@ -35,7 +35,8 @@ Rmdir "\clients\client1" NT_STATUS_OK
 "#;
 
 /// No directory of another file system can run these.
-const NEED_SNAPSHOTS: [Workload; 2] = [Workload::Snapshots, Workload::SnapshotDeletion];
+const NEED_SNAPSHOTS: [Workload; 4] =
+    [Workload::Snapshots, Workload::SnapshotDeletion, Workload::Forks, Workload::ManySnapshots];
 
 fn settings(folder: &Path) -> Settings {
     let loadfile = folder.join("load.txt");
@@ -296,4 +297,19 @@ fn a_load_runs_in_a_subvolume_with_snapshots_and_leaves_none() {
     let error = Workload::Isolation.run(&spec, &settings).unwrap_err().to_string();
     assert!(error.contains("--snapshots"), "{error}");
     assert_eq!(left_in(&spec), Vec::<String>::new());
+}
+
+#[test]
+fn forks_that_come_at_once_share_commits() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings { clients: 16, ..settings(folder.path()) };
+    let spec = TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 256 << 20 });
+    let report = Workload::Forks.run(&spec, &settings).unwrap();
+    let figure = |name: &str| report.figures.iter().find(|figure| figure.name == name).unwrap();
+    assert_eq!((report.completed, count(&report, "fork with all others")), (160, 160));
+    assert!(figure("commits of a round").value >= 1.0 && figure("forks per commit").value >= 1.0);
+    let report = Workload::ManySnapshots.run(&spec, &settings).unwrap();
+    let figure = |name: &str| report.figures.iter().find(|figure| figure.name == name).unwrap();
+    assert_eq!(figure("snapshots").value, 20.0);
+    assert_eq!((count(&report, "open"), count(&report, "list again")), (5, 5));
 }

@@ -15,6 +15,33 @@ impl Volume {
     /// [`Error::InvalidArgument`] for an inode that is no root directory of a subvolume, for a
     /// snapshot, and for a name that only temporary snapshots have (`.diff-` and 16 hexadecimal
     /// digits); [`Error::NoSpace`]; the failure that stopped the volume.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # let device = Arc::new(cairn_blockdev::MemoryDevice::new(32 << 20));
+    /// # cairn_engine::mkfs::mkfs(&*device, &Default::default())?;
+    /// # let volume = cairn_engine::Volume::open(device, Default::default())?;
+    /// # let new = cairn_engine::NewInode {
+    /// #     file_type: cairn_engine::FileType::Regular,
+    /// #     mode: 0o644,
+    /// #     uid: 0,
+    /// #     gid: 0,
+    /// #     device: 0,
+    /// #     target: None,
+    /// # };
+    /// let notes = volume.create(volume.root(), b"notes", &new)?.inode;
+    /// volume.write(notes, 0, b"first")?;
+    /// let then = volume.create_snapshot(volume.root(), b"then")?;
+    /// volume.write(notes, 0, b"other")?;
+    ///
+    /// let kept = volume.lookup(then.root, b"notes")?.inode;
+    /// let mut text = Vec::new();
+    /// volume.read(kept, 0, 5, &mut text)?;
+    /// assert_eq!(text, b"first");
+    /// let refused = volume.write(kept, 0, b"third");
+    /// assert!(matches!(refused, Err(cairn_engine::Error::ReadOnly)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn create_snapshot(&self, root: InodeId, name: &[u8]) -> Result<SnapshotInfo> {
         check_name(name)?;
         if is_temporary_name(name) {
@@ -190,6 +217,22 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Busy`] if it is held; the failure that stopped the volume.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # let device = Arc::new(cairn_blockdev::MemoryDevice::new(32 << 20));
+    /// # cairn_engine::mkfs::mkfs(&*device, &Default::default())?;
+    /// # let volume = cairn_engine::Volume::open(device, Default::default())?;
+    /// let then = volume.create_snapshot(volume.root(), b"then")?;
+    /// volume.hold_snapshot(then.subvolume, b"then", true)?;
+    /// let refused = volume.delete_snapshot(then.subvolume, b"then");
+    /// assert!(matches!(refused, Err(cairn_engine::Error::Busy)));
+    ///
+    /// volume.hold_snapshot(then.subvolume, b"then", false)?;
+    /// volume.delete_snapshot(then.subvolume, b"then")?;
+    /// assert!(volume.snapshots(then.subvolume)?.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn delete_snapshot(&self, subvolume: u64, name: &[u8]) -> Result<()> {
         self.files().delete_snapshot(subvolume, name)
     }
@@ -207,6 +250,31 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Damaged`], [`Error::Device`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # let device = Arc::new(cairn_blockdev::MemoryDevice::new(32 << 20));
+    /// # cairn_engine::mkfs::mkfs(&*device, &Default::default())?;
+    /// # let volume = cairn_engine::Volume::open(device, Default::default())?;
+    /// # let new = cairn_engine::NewInode {
+    /// #     file_type: cairn_engine::FileType::Regular,
+    /// #     mode: 0o644,
+    /// #     uid: 0,
+    /// #     gid: 0,
+    /// #     device: 0,
+    /// #     target: None,
+    /// # };
+    /// let file = volume.create(volume.root(), b"file", &new)?.inode;
+    /// volume.write(file, 0, &[1; 400_000])?;
+    /// let then = volume.create_snapshot(volume.root(), b"then")?;
+    /// volume.write(file, 0, &[2; 400_000])?;
+    /// volume.sync()?;
+    ///
+    /// // What the file held, 98 blocks, and nodes: the deletion of the snapshot frees them.
+    /// let usage = volume.snapshot_usage(then.subvolume)?;
+    /// assert!(usage[0].unique_blocks >= 98);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn snapshot_usage(&self, subvolume: u64) -> Result<Vec<SnapshotUsage>> {
         self.store().snapshot_usage(subvolume)
     }

@@ -1,6 +1,7 @@
 //! A small volume in memory, for tests of subvolumes, snapshots and forks.
 #![allow(dead_code, reason = "no test program uses all of it")]
 pub mod files;
+pub mod gated;
 pub mod history;
 pub mod shown;
 
