@@ -125,6 +125,7 @@ impl<'a> Checker<'a> {
             warnings: 0,
             repaired: 0,
             losses: Losses::default(),
+            damaged_snapshots: Vec::new(),
             statistics: Statistics {
                 total_blocks: superblock.geometry.total_blocks,
                 ..Statistics::default()
@@ -171,7 +172,7 @@ impl<'a> Checker<'a> {
                 finding.not_repaired("no good copy is left")
             }
             (true, Severity::Error) if finding.pass == PassId::Snapshots => {
-                finding.not_repaired("snapshots stay as they are; read what is left, and delete it")
+                finding.not_repaired("snapshots stay as they are until they are given up")
             }
             (true, Severity::Warning | Severity::Error) => {
                 finding.not_repaired("there is no safe repair")

@@ -60,7 +60,7 @@ mod walk;
 
 pub use extract::{extract, extract_snapshot};
 pub use object::ObjectId;
-pub use report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics, Structure};
+pub use report::{DamagedSnapshot, Finding, Losses, PassId, Progress, Report, Severity, Statistics, Structure};
 pub use tree_reader::{Piece, TreeReader, Xattrs};
 pub use walk::{Entry, LOST_AND_FOUND, Step, Walk, shown_path};
 
@@ -130,15 +130,18 @@ pub fn check(
     check_accepting(device, options, &[], progress)
 }
 
-/// As [`check`]. When it repairs after reading the data, the damaged blocks of the files `given_up`
-/// become holes. The files are given by the paths of the findings, [`Finding::path`].
+/// As [`check`]. When it repairs after reading the data, the damaged blocks of the files among
+/// `names_given_up` become holes. The files are given by the paths of the findings,
+/// [`Finding::path`]. When it repairs, the damaged snapshots among them are dropped: each is given
+/// as `ID/NAME`, as the report shows it ([`Report::damaged_snapshots`]); `NAME` alone is one of the
+/// first subvolume, and `ID/` stands for all that are damaged in a subvolume.
 ///
 /// # Errors
 /// As those of [`check`].
 pub fn check_accepting(
     device: &dyn BlockDevice,
     options: &CheckOptions,
-    given_up: &[String],
+    names_given_up: &[String],
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Report, FsckError> {
     let device = &second_try::SecondTry(device);
@@ -152,15 +155,17 @@ pub fn check_accepting(
     // Then the blocks that the previous superblock refers to must not be overwritten.
     device.flush()?;
     let is_given_up = |finding: &&Finding| {
-        finding.is_lost_data() && finding.path.as_ref().is_some_and(|path| given_up.contains(path))
+        finding.is_lost_data()
+            && finding.path.as_ref().is_some_and(|path| names_given_up.contains(path))
     };
     let given_up: BTreeSet<ObjectId> =
         checker.report.findings.iter().filter(is_given_up).filter_map(Finding::object).collect();
-    if !checker.needs_rebuild && given_up.is_empty() {
+    let to_drop = snapshots::to_drop(&checker, names_given_up);
+    if !checker.needs_rebuild && given_up.is_empty() && to_drop.is_empty() {
         drop(checker);
         return Ok(run(device, *options, forks_whole_max, progress)?.report);
     }
-    let result = repair::rebuild(&checker, &given_up)?;
+    let result = repair::rebuild(&checker, &given_up, &to_drop)?;
     let before = checker.report;
     match result {
         repair::RepairResult::Impossible(obstacle) => Ok(before.not_repaired(obstacle)),
@@ -183,6 +188,7 @@ fn run<'a>(
     checker.forks_whole_max = forks_whole_max;
     passes::run(&mut checker)?;
     paths::add(&mut checker)?;
+    checker.report.damaged_snapshots = snapshots::damaged(&checker);
     Ok(checker)
 }
 
@@ -190,6 +196,8 @@ fn run<'a>(
 mod copy_tests;
 #[cfg(test)]
 mod damage_tests;
+#[cfg(test)]
+mod dropped_snapshot_tests;
 #[cfg(test)]
 mod fork_history_tests;
 #[cfg(test)]

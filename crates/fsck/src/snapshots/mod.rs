@@ -8,10 +8,12 @@
 mod compare;
 pub(crate) mod dead_runs;
 pub(crate) mod fingerprint;
+mod given_up;
 mod readable;
 mod walk;
 
 pub(crate) use compare::visit_nodes;
+pub(crate) use given_up::{damaged, to_drop};
 pub(crate) use readable::readable;
 pub(crate) use walk::{check, shown};
 
@@ -118,6 +120,8 @@ pub(crate) struct Snapshots {
     pub(crate) needs_all_leaves: bool,
     /// Snapshots with damaged trees, or whose references are not those kept.
     pub(crate) damaged: BTreeSet<(TreeId, Generation)>,
+    /// Snapshots whose trees or data are damaged; from pass `Data`, too.
+    pub(crate) spoilt: BTreeSet<(TreeId, Generation)>,
 }
 
 impl Snapshots {

@@ -38,8 +38,8 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
             let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
             let root = ExpectedNode::root(id, snapshot.root, generation).with(lineage);
             let below = walk.visit_all(&[root]);
-            let mut is_damaged = !below.is_whole;
-            if is_damaged && !walk.found {
+            let (mut is_spoilt, mut is_miscounted) = (!below.is_whole, false);
+            if is_spoilt && !walk.found {
                 walk.report(None, Structure::Node, "nodes or items of its tree are damaged");
             }
             let is_known = is_known(checker, id, of);
@@ -63,7 +63,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
                 walk.report(None, Structure::Item, problem);
                 // New dead lists repair that.
                 checker.needs_rebuild = true;
-                is_damaged = true;
+                is_miscounted = true;
             }
             if below.is_whole && total <= CHECKED_WHOLE_MAX {
                 let problems = forks::not_of_origin(checker, &all, &root);
@@ -71,7 +71,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
                 for forks::Foreign { block, problem, .. } in problems {
                     walk.report(Some(block), Structure::Item, problem);
                 }
-                is_damaged |= walk.found;
+                is_spoilt |= walk.found;
             }
             // What a fork's snapshot has from the origin can be read if that snapshot can.
             let of_origin = checker.subvolumes.get(&id).and_then(|item| item.origin);
@@ -90,11 +90,15 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
                 let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
                 walk.report(None, Structure::Item, problem);
             }
-            let is_readable = of_origin.is_none() || !is_damaged && !lacks_inherited;
+            let is_damaged = is_spoilt || is_miscounted || lacks_inherited;
+            let is_readable = of_origin.is_none() || !is_damaged;
             if below.is_whole && is_readable && total <= CHECKED_WHOLE_MAX {
-                is_damaged |= check_whole(checker, id, generation, snapshot)?;
+                is_spoilt |= check_whole(checker, id, generation, snapshot)?;
             }
-            if is_damaged || lacks_inherited {
+            if is_spoilt {
+                checker.snapshots.spoilt.insert((id, generation));
+            }
+            if is_spoilt || is_damaged {
                 checker.snapshots.damaged.insert((id, generation));
             }
             done += 1;
