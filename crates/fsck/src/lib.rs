@@ -134,10 +134,10 @@ pub fn check(
 }
 
 /// As [`check`]. When it repairs after reading the data, the damaged blocks of the files among
-/// `names_given_up` become holes. The files are given by the paths of the findings, [`Finding::path`]. When it
-/// repairs, the damaged snapshots among them are dropped: each is given as `ID/NAME`, as the report
-/// shows it ([`Report::damaged_snapshots`]); `NAME` alone is one of the first subvolume, and `ID/`
-/// stands for all that are damaged in a subvolume.
+/// `names_given_up` become holes. The files are given by the paths of the findings,
+/// [`Finding::path`]. The damaged snapshots among them are dropped: each is given as `ID/NAME`, as
+/// the report shows it ([`Report::damaged_snapshots`]); `NAME` alone is one of the first subvolume,
+/// and `ID/` stands for all that are damaged in a subvolume.
 ///
 /// # Errors
 /// As those of [`check`].
@@ -174,7 +174,7 @@ pub fn check_accepting(
         repair::RepairResult::Impossible(obstacle) => Ok(before.not_repaired(obstacle)),
         repair::RepairResult::Repaired(summary) => {
             let after = run(device, *options, whole_max, progress)?.report;
-            Ok(before.repaired_to(after, summary))
+            Ok(before.repaired_to(after, *summary))
         }
     }
 }

@@ -68,8 +68,8 @@ impl References {
     }
 
     /// The parts of an inherited extent that the snapshot `source` has, as ranges of blocks. Where
-    /// that can't be read, the extent itself shows what it has, if the data matches, or if there are
-    /// no errors but in snapshots and data.
+    /// that can't be read, the extent itself shows what it has, if the data matches, or if there
+    /// are no errors but in snapshots and data.
     fn parts_of_source(
         &mut self,
         extent: &Extent,

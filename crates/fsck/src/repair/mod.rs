@@ -67,7 +67,7 @@ pub(crate) struct RepairSummary {
 
 /// The results of a repair, or the reason why it is impossible.
 pub(crate) enum RepairResult {
-    Repaired(RepairSummary),
+    Repaired(Box<RepairSummary>),
     Impossible(&'static str),
 }
 
@@ -182,7 +182,7 @@ pub(crate) fn rebuild(
         ));
     }
     let dropped_nodes = dropped_nodes(checker, &salvaged);
-    Ok(RepairResult::Repaired(RepairSummary {
+    Ok(RepairResult::Repaired(Box::new(RepairSummary {
         notes,
         copied,
         salvaged: salvaged.leaves,
@@ -193,7 +193,7 @@ pub(crate) fn rebuild(
         dropped_snapshots: dropped_snapshots(checker, to_drop),
         lost,
         losses,
-    }))
+    })))
 }
 
 /// These snapshots, in words.

@@ -1,9 +1,9 @@
 //! What a repair makes of the snapshots.
 //!
 //! A repair changes no snapshot: their trees stay where they are, readable or not, unless a damaged
-//! one is to be dropped. Then what only that has is free; if forks need it, it stays without a name.
-//! The repair makes the dead lists anew, so that everything that can be reached in a snapshot stays in use, and what no
-//! snapshot has becomes free. Cleanups are done by that.
+//! one is to be dropped. Then what only that has is free; if forks need it, it stays without a
+//! name. The repair makes the dead lists anew, so that everything that can be reached in a snapshot
+//! stays in use, and what no snapshot has becomes free. Cleanups are done by that.
 //!
 //! 1. Find all references of the snapshots, the newest first, so that each is kept in the list of
 //!    the last one that has it ([`References::of_snapshots`]). Where a snapshot's nodes can't be
