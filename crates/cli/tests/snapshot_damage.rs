@@ -66,7 +66,9 @@ fn damaged_data_of_a_snapshot_is_named_and_goes_with_it() {
         let report = String::from_utf8(output.stdout).unwrap();
         assert!(report.contains("snapshot \"one\""), "{report}");
         let advice = String::from_utf8(output.stderr).unwrap();
-        assert!(advice.contains("cairn snapshot delete"), "{advice}");
+        for command in ["fsck image --extract DIR --snapshot 257/one", "--accept-loss 257/one"] {
+            assert!(advice.contains(command), "{advice}");
+        }
         assert!(!advice.contains("without a name"), "{advice}");
     }
     // What is whole comes out, and the damaged file is named.
@@ -75,6 +77,21 @@ fn damaged_data_of_a_snapshot_is_named_and_goes_with_it() {
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stdout).contains("/lost: 4096 bytes"), "{output:?}");
     assert_eq!(fs::read_to_string(mounted.path("out/kept")).unwrap(), kept);
+
+    // Given up, it goes with all that only it had; that can be taken back.
+    let damaged = fs::read(mounted.path("image")).unwrap();
+    let other = &["fsck", "image", "--repair", "--accept-loss", "two"];
+    assert!(mounted.exits_with(4, other).contains("no snapshot of that name is damaged"));
+    mounted.exits_with(1, &["fsck", "image", "--repair", "--accept-loss", "257/one"]);
+    mounted.succeeds(&["fsck", "--data", "image"]);
+    mounted.succeeds(&["mount", "image", "dir"]);
+    assert_eq!(mounted.succeeds(&["snapshot", "list", "dir/sub"]).lines().count(), 0);
+    assert_eq!(fs::read_to_string(mounted.path("dir/sub/kept")).unwrap(), kept);
+    mounted.succeeds(&["umount", "dir"]);
+    fs::write(mounted.path("image"), &damaged).unwrap();
+    mounted.exits_with(1, &["fsck", "image", "--repair", "--accept-loss", "257/one"]);
+    mounted.succeeds(&["fsck", "image", "--undo", "image.before-repair"]);
+    assert!(fs::read(mounted.path("image")).unwrap() == damaged);
 
     mounted.succeeds(&["mount", "image", "dir"]);
     let snapshot = mounted.path("dir/.snapshots/sub/one");

@@ -64,6 +64,21 @@ impl LostNode {
     }
 }
 
+/// So many are read as wholes, each for itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WholeMax {
+    /// Of more forks, what they share with their origins is not read.
+    pub(crate) forks: usize,
+    /// Of more snapshots, what they share with others is read once.
+    pub(crate) snapshots: usize,
+}
+
+impl WholeMax {
+    pub(crate) const CHECK: Self = Self { forks: forks::WHOLE_MAX, snapshots: 64 };
+    /// For repairs, and to read files.
+    pub(crate) const FORKS: Self = Self { forks: usize::MAX, ..Self::CHECK };
+}
+
 /// A check in progress.
 pub(crate) struct Checker<'a> {
     pub(crate) options: CheckOptions,
@@ -85,8 +100,7 @@ pub(crate) struct Checker<'a> {
     pub(crate) subvolumes: BTreeMap<TreeId, SubvolumeItem>,
     /// From pass `Trees`: what forks have and can't have from their origins.
     pub(crate) foreign: BTreeMap<TreeId, Vec<Foreign>>,
-    /// Volumes with more forks: what these share with their origins is not read.
-    pub(crate) forks_whole_max: usize,
+    pub(crate) whole_max: WholeMax,
     /// From pass `Items`: inodes of forks, which the superblock doesn't count.
     pub(crate) fork_inodes: u64,
     /// From passes `Trees` and `Snapshots`: snapshots, and what is kept for them.
@@ -125,6 +139,7 @@ impl<'a> Checker<'a> {
             warnings: 0,
             repaired: 0,
             losses: Losses::default(),
+            damaged_snapshots: Vec::new(),
             statistics: Statistics {
                 total_blocks: superblock.geometry.total_blocks,
                 ..Statistics::default()
@@ -137,7 +152,7 @@ impl<'a> Checker<'a> {
             trees: BTreeMap::from([(TREE_FILES, FileTree::new(TREE_FILES))]),
             subvolumes: BTreeMap::new(),
             foreign: BTreeMap::new(),
-            forks_whole_max: forks::WHOLE_MAX,
+            whole_max: WholeMax::CHECK,
             fork_inodes: 0,
             snapshots: Snapshots::default(),
             in_snapshot: None,
@@ -171,7 +186,7 @@ impl<'a> Checker<'a> {
                 finding.not_repaired("no good copy is left")
             }
             (true, Severity::Error) if finding.pass == PassId::Snapshots => {
-                finding.not_repaired("snapshots stay as they are; read what is left, and delete it")
+                finding.not_repaired("snapshots stay as they are until they are given up")
             }
             (true, Severity::Warning | Severity::Error) => {
                 finding.not_repaired("there is no safe repair")

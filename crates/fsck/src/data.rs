@@ -319,8 +319,10 @@ impl DataPass<'_, '_> {
             return;
         };
         let ObjectId { subvolume, inode } = piece.object;
-        let of = self.checker.snapshots.of.get(&subvolume);
+        let all = &mut self.checker.snapshots;
+        let of = all.of.get(&subvolume);
         let snapshots = of.iter().flat_map(|of| of.snapshots.range(first..=last));
+        all.spoilt.extend(snapshots.clone().map(|(made, _)| (subvolume, *made)));
         let mut names = snapshots.map(|(made, item)| snapshots::shown(item, *made));
         let mut shown = names.next().unwrap_or_default();
         if let Some(last) = names.next_back() {

@@ -60,11 +60,14 @@ mod walk;
 
 pub use extract::{extract, extract_snapshot};
 pub use object::ObjectId;
-pub use report::{Finding, Losses, PassId, Progress, Report, Severity, Statistics, Structure};
+pub use report::{
+    DamagedSnapshot, Finding, Losses, PassId, Progress, Report, Severity, Statistics, Structure,
+};
 pub use tree_reader::{Piece, TreeReader, Xattrs};
 pub use walk::{Entry, LOST_AND_FOUND, Step, Walk, shown_path};
 
 use cairn_blockdev::{BlockDevice, DeviceError};
+use checker::WholeMax;
 use std::collections::BTreeSet;
 
 /// What to check, and whether to repair.
@@ -130,21 +133,24 @@ pub fn check(
     check_accepting(device, options, &[], progress)
 }
 
-/// As [`check`]. When it repairs after reading the data, the damaged blocks of the files `given_up`
-/// become holes. The files are given by the paths of the findings, [`Finding::path`].
+/// As [`check`]. When it repairs after reading the data, the damaged blocks of the files among
+/// `names_given_up` become holes. The files are given by the paths of the findings,
+/// [`Finding::path`]. The damaged snapshots among them are dropped: each is given as `ID/NAME`, as
+/// the report shows it ([`Report::damaged_snapshots`]); `NAME` alone is one of the first subvolume,
+/// and `ID/` stands for all that are damaged in a subvolume.
 ///
 /// # Errors
 /// As those of [`check`].
 pub fn check_accepting(
     device: &dyn BlockDevice,
     options: &CheckOptions,
-    given_up: &[String],
+    names_given_up: &[String],
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Report, FsckError> {
     let device = &second_try::SecondTry(device);
-    let forks_whole_max = if options.repair { usize::MAX } else { forks::WHOLE_MAX };
+    let whole_max = if options.repair { WholeMax::FORKS } else { WholeMax::CHECK };
     let first = CheckOptions { repair: false, ..*options };
-    let checker = run(device, first, forks_whole_max, progress)?;
+    let checker = run(device, first, whole_max, progress)?;
     if !options.repair || checker.report.errors + checker.report.warnings == 0 {
         return Ok(checker.report);
     }
@@ -152,21 +158,23 @@ pub fn check_accepting(
     // Then the blocks that the previous superblock refers to must not be overwritten.
     device.flush()?;
     let is_given_up = |finding: &&Finding| {
-        finding.is_lost_data() && finding.path.as_ref().is_some_and(|path| given_up.contains(path))
+        finding.is_lost_data()
+            && finding.path.as_ref().is_some_and(|path| names_given_up.contains(path))
     };
     let given_up: BTreeSet<ObjectId> =
         checker.report.findings.iter().filter(is_given_up).filter_map(Finding::object).collect();
-    if !checker.needs_rebuild && given_up.is_empty() {
+    let to_drop = snapshots::to_drop(&checker, names_given_up);
+    if !checker.needs_rebuild && given_up.is_empty() && to_drop.is_empty() {
         drop(checker);
-        return Ok(run(device, *options, forks_whole_max, progress)?.report);
+        return Ok(run(device, *options, whole_max, progress)?.report);
     }
-    let result = repair::rebuild(&checker, &given_up)?;
+    let result = repair::rebuild(&checker, &given_up, &to_drop)?;
     let before = checker.report;
     match result {
         repair::RepairResult::Impossible(obstacle) => Ok(before.not_repaired(obstacle)),
         repair::RepairResult::Repaired(summary) => {
-            let after = run(device, *options, forks_whole_max, progress)?.report;
-            Ok(before.repaired_to(after, summary))
+            let after = run(device, *options, whole_max, progress)?.report;
+            Ok(before.repaired_to(after, *summary))
         }
     }
 }
@@ -175,14 +183,15 @@ pub fn check_accepting(
 fn run<'a>(
     device: &'a dyn BlockDevice,
     options: CheckOptions,
-    forks_whole_max: usize,
+    whole_max: WholeMax,
     progress: &'a mut dyn FnMut(Progress),
 ) -> Result<checker::Checker<'a>, FsckError> {
     let superblocks = superblocks::read(device)?;
     let mut checker = checker::Checker::new(device, options, superblocks, progress);
-    checker.forks_whole_max = forks_whole_max;
+    checker.whole_max = whole_max;
     passes::run(&mut checker)?;
     paths::add(&mut checker)?;
+    checker.report.damaged_snapshots = snapshots::damaged(&checker);
     Ok(checker)
 }
 
@@ -190,6 +199,8 @@ fn run<'a>(
 mod copy_tests;
 #[cfg(test)]
 mod damage_tests;
+#[cfg(test)]
+mod dropped_snapshot_tests;
 #[cfg(test)]
 mod fork_history_tests;
 #[cfg(test)]
@@ -206,6 +217,8 @@ mod lineage_end_tests;
 mod log_tests;
 #[cfg(test)]
 mod logic_tests;
+#[cfg(test)]
+mod many_snapshots_tests;
 #[cfg(test)]
 mod repair_tests;
 #[cfg(test)]

@@ -259,6 +259,34 @@ pub struct Statistics {
     pub checkpoint_entries: u64,
 }
 
+/// A snapshot whose tree or data are damaged.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct DamagedSnapshot {
+    /// Id of the subvolume that has it.
+    pub subvolume: u64,
+    /// Its name, as reports show it; `None` if only forks need it.
+    pub name: Option<String>,
+    /// How findings about it begin.
+    #[serde(skip)]
+    pub(crate) shown: String,
+}
+
+impl fmt::Display for DamagedSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.subvolume, self.name.as_deref().unwrap_or_default())
+    }
+}
+
+impl DamagedSnapshot {
+    /// Whether the finding is about it, and maybe about those that follow it.
+    fn is_of(&self, finding: &Finding) -> bool {
+        finding.object().is_none()
+            && matches!(finding.pass, PassId::Snapshots | PassId::Data)
+            && finding.subvolume.unwrap_or(TREE_FILES.0) == self.subvolume
+            && finding.problem.starts_with(&self.shown)
+    }
+}
+
 /// What a repair could not restore, as far as the remaining items show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Losses {
@@ -332,6 +360,8 @@ pub struct Report {
     pub repaired: u64,
     /// What the repair could not restore.
     pub losses: Losses,
+    /// Damaged snapshots that are left.
+    pub damaged_snapshots: Vec<DamagedSnapshot>,
     /// The content of the volume.
     pub statistics: Statistics,
 }
@@ -393,7 +423,12 @@ impl Report {
                 .and_then(|block| summary.dropped_nodes.get(&block));
             let is_given_up =
                 data_of(&finding).is_some_and(|object| summary.given_up.contains(&object));
+            let is_dropped = |snapshot: &DamagedSnapshot| {
+                summary.dropped_snapshots.contains(&snapshot.shown) && snapshot.is_of(&finding)
+            };
+            let went = self.damaged_snapshots.iter().any(is_dropped);
             report.add(match dropped {
+                _ if went => finding.lost("gone with the snapshot"),
                 Some(what) => finding.lost(what),
                 None if is_given_up => finding.lost("given up: these blocks are holes now"),
                 None => finding.repaired(),

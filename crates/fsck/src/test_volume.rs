@@ -1,6 +1,7 @@
 //! Builds volumes from the format's encoders, item by item, so that tests can make any state, even
 //! an impossible one.
-use crate::{CheckOptions, Report, Severity, check};
+use crate::checker::WholeMax;
+use crate::{CheckOptions, Report, Severity, check, run};
 use cairn_blockdev::{BlockDevice, MemoryDevice};
 use cairn_format::*;
 use std::collections::BTreeMap;
@@ -537,8 +538,16 @@ impl TestVolume {
     }
 
     fn check_with(&self, options: CheckOptions) -> Report {
-        check(&self.device, &options, &mut |progress| assert!(progress.done <= progress.total))
-            .unwrap()
+        let report =
+            check(&self.device, &options, &mut |progress| assert!(progress.done <= progress.total));
+        let report = report.unwrap();
+        if !options.repair {
+            // As if there were many snapshots.
+            let whole_max = WholeMax { snapshots: 0, ..WholeMax::CHECK };
+            let other = run(&self.device, options, whole_max, &mut |_| {}).unwrap().report;
+            assert_eq!(other, report, "{other}\n{report}");
+        }
+        report
     }
 
     /// Asserts that the check finds nothing at all.

@@ -176,7 +176,7 @@ impl<'a> TreeReader<'a> {
         let superblocks = superblocks::read(device)?;
         let options = CheckOptions { data: false, repair: false };
         let mut checker = Checker::new(device, options, superblocks, progress);
-        checker.forks_whole_max = usize::MAX;
+        checker.whole_max = crate::checker::WholeMax::FORKS;
         superblocks::check(&mut checker)?;
         log::check(&mut checker)?;
         trees::check(&mut checker)?;

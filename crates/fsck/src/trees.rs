@@ -10,8 +10,8 @@ use crate::object::ObjectId;
 use crate::reader::{NODES_PER_READ, OUTSIDE};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots;
-use crate::snapshots::dead_runs;
 use crate::snapshots::fingerprint::{Fingerprint, Subtree};
+use crate::snapshots::{Balance, dead_runs};
 use crate::subvolumes;
 use cairn_format::{
     BlockNumber, BlockRange, Extent, Generation, InodeNumber, ItemKind, Key, NODE_BLOCKS, Node,
@@ -152,8 +152,12 @@ impl TreeWalk<'_, '_> {
             let mut claimed: Vec<ExpectedNode> =
                 chunk.iter().filter(|expected| self.claim_node(expected)).copied().collect();
             all.is_whole &= claimed.len() == chunk.len();
+            let before = claimed.len();
             if self.reading != Reading::Whole {
                 claimed.retain(|expected| !self.leave_out(expected));
+            }
+            if claimed.len() < before {
+                all.names = Balance::UNKNOWN;
             }
             let addresses: Vec<BlockNumber> =
                 claimed.iter().map(|expected| expected.pointer.block).collect();
@@ -292,6 +296,7 @@ impl TreeWalk<'_, '_> {
                     tree.leaf_bounds.push(expected.lower);
                 }
                 extents = self.claim_extents(expected, node);
+                extents.names = snapshots::names_in(self.checker, expected.lineage, node);
             }
         }
         let (done, total) = (

@@ -43,8 +43,9 @@ pub struct Arguments {
     backup: Option<PathBuf>,
     /// With --repair: give up the damaged data of the file at this path in the volume, as the
     /// report shows it. Its damaged blocks become holes, which read as zeros; the rest of the file
-    /// stays. Can be given several times; implies --data.
-    #[arg(long, value_name = "PATH", requires = "repair", value_parser = path_in_volume)]
+    /// stays. Or drop a damaged snapshot: [ID/]NAME, as for --snapshot, or ID/ for all that are
+    /// damaged in the subvolume with this id. Can be given several times; implies --data.
+    #[arg(long, value_name = "PATH", requires = "repair", value_parser = loss)]
     accept_loss: Vec<String>,
     /// Undo a repair, with the file that it saved.
     #[arg(long, value_name = "FILE", conflicts_with = "repair")]
@@ -65,11 +66,16 @@ pub struct Arguments {
     json: bool,
 }
 
-/// A path as reports show it: from the volume's root.
-fn path_in_volume(text: &str) -> Result<String, String> {
-    match text.strip_prefix('/') {
-        Some(_) => Ok(text.to_owned()),
-        None => Err(format!("a path in the volume begins with \"/\", as in the report: /{text}")),
+/// A path as reports show it, from the volume's root; or a snapshot.
+fn loss(text: &str) -> Result<String, String> {
+    let is_snapshot = match text.split_once('/') {
+        Some((id, name)) => id.parse::<u64>().is_ok() && !name.contains('/'),
+        None => !text.is_empty(),
+    };
+    if text.starts_with('/') || is_snapshot {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("a path in the volume begins with \"/\", as in the report: /{text}"))
     }
 }
 
@@ -159,12 +165,16 @@ pub fn show_on(bar: &ProgressBar) -> impl FnMut(Progress) {
 fn advise(report: &Report, arguments: &Arguments) {
     let image = quoted(&arguments.image.to_string());
     let data = |finding: &&Finding| finding.structure == Structure::Data;
-    for path in &arguments.accept_loss {
+    for path in arguments.accept_loss.iter().filter(|path| path.starts_with('/')) {
         if !report.findings.iter().filter(data).any(|finding| finding.path.as_ref() == Some(path)) {
             console::tell(&format_args!(
                 "cairn: {path}: its data is not damaged, so nothing was given up"
             ));
         }
+    }
+    let is_snapshot = |argument: &String| !argument.starts_with('/');
+    if report.losses.snapshots == 0 && arguments.accept_loss.iter().any(is_snapshot) {
+        console::tell(&"cairn: no snapshot of that name is damaged, so none was dropped");
     }
     let others = report.errors
         - report.findings.iter().filter(|finding| finding.is_lost_data()).count() as u64;
@@ -199,17 +209,41 @@ fn advise(report: &Report, arguments: &Arguments) {
             (None, Some(inode)) => console::tell(&format_args!(
                 "cairn: inode {inode}: the data of a file without a name is damaged; the next mount removes the file"
             )),
-            (None, None) => console::tell(&format_args!(
-                "cairn: data of snapshots is damaged, and there is no good copy. The report above names \
-                 the snapshots: copy what can still be read out of them, and then delete them \
-                 (`cairn snapshot delete`)"
-            )),
+            (None, None) => {}
         }
     }
+    advise_on_snapshots(report, &image);
     if files.len() > ADVISED_MAX {
         console::tell(&format_args!(
             "cairn: {} more files have damaged data; the report above lists them",
             files.len() - ADVISED_MAX
+        ));
+    }
+}
+
+/// The same about damaged snapshots.
+fn advise_on_snapshots(report: &Report, image: &str) {
+    let named = report.damaged_snapshots.iter().filter(|snapshot| snapshot.name.is_some());
+    let named: Vec<String> = named.map(ToString::to_string).collect();
+    for snapshot in named.iter().take(ADVISED_MAX) {
+        console::tell(&format_args!(
+            "cairn: snapshot {snapshot} is damaged, and there is no good copy. Copy out what can be read: \
+             cairn fsck {image} --extract DIR --snapshot {}; and then drop it: cairn fsck {image} --repair \
+             --accept-loss {}",
+            quoted_name(snapshot),
+            quoted(snapshot)
+        ));
+    }
+    if named.len() > ADVISED_MAX {
+        console::tell(&format_args!(
+            "cairn: {} more snapshots are damaged; --accept-loss ID/ drops all damaged ones of the \
+             subvolume with this id",
+            named.len() - ADVISED_MAX
+        ));
+    }
+    if report.damaged_snapshots.iter().any(|snapshot| snapshot.name.is_none()) {
+        console::tell(&format_args!(
+            "cairn: a snapshot without a name is damaged. It goes when the forks that began as it are removed"
         ));
     }
 }

@@ -58,11 +58,13 @@ struct Shared {
 }
 
 /// What the fork's tree below `root`, or that of a snapshot of the fork, has from the origin and is
-/// not in the snapshot that the fork began as, or is there once and in the fork twice.
+/// not in the snapshot that the fork began as, or is there once and in the fork twice. Of its own
+/// nodes only those born after `since` are read.
 pub(crate) fn not_of_origin(
     checker: &Checker<'_>,
     snapshots: &BTreeMap<TreeId, SubvolumeSnapshots>,
     root: &ExpectedNode,
+    since: Generation,
 ) -> Vec<Foreign> {
     let origin = checker.subvolumes.get(&root.tree).and_then(|item| item.origin);
     let Some(origin) = origin else { return Vec::new() };
@@ -70,7 +72,7 @@ pub(crate) fn not_of_origin(
     let snapshot = of.and_then(|of| of.snapshots.get(&origin.generation));
     // That it is missing has been reported.
     let Some(snapshot) = snapshot else { return Vec::new() };
-    let (mut shared, mut problems) = gather(&checker.reader, root);
+    let (mut shared, mut problems) = gather(&checker.reader, root, since);
     let of_origin = ExpectedNode::root(origin.subvolume, snapshot.root, origin.generation);
     let of_origin = of_origin.with(checker.lineage_of(origin.subvolume));
     let all_read = look_up(&checker.reader, &of_origin, &mut shared);
@@ -118,7 +120,7 @@ fn sum_of(extent: &Extent, skip: u64, blocks: u64) -> u64 {
 
 /// What the nodes below `root` that are the fork's own have from the origin; and what of it they
 /// have twice.
-fn gather(reader: &Reader<'_>, root: &ExpectedNode) -> (Shared, Vec<Foreign>) {
+fn gather(reader: &Reader<'_>, root: &ExpectedNode, since: Generation) -> (Shared, Vec<Foreign>) {
     let (mut shared, mut problems) = (Shared::default(), Vec::new());
     let (mut todo, mut met) = (vec![(*root, root.pointer.block)], HashSet::new());
     while let Some((expected, parent)) = todo.pop() {
@@ -127,7 +129,8 @@ fn gather(reader: &Reader<'_>, root: &ExpectedNode) -> (Shared, Vec<Foreign>) {
             if shared.nodes.insert(pointer.block.0, (pointer, parent, false)).is_some() {
                 problems.push(Foreign::node(parent, twice(pointer.block.0)));
             }
-        } else if met.insert(pointer.block)
+        } else if pointer.generation > since
+            && met.insert(pointer.block)
             && let Some(node) = read(reader, &expected)
         {
             if node.level() > 0 {

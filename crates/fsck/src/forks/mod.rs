@@ -93,14 +93,14 @@ impl Lineage {
 /// to be read.
 pub(crate) fn are_read_whole(checker: &mut Checker<'_>) -> bool {
     let forks = checker.subvolumes.values().filter(|item| item.origin.is_some()).count();
-    if forks <= checker.forks_whole_max {
+    if forks <= checker.whole_max.forks {
         return true;
     }
     let problem = format!(
         "there are {forks} forks: names, counters and changes of the log within them were not \
          compared"
     );
-    checker.found(Finding::new(PassId::Trees, Severity::Note, Structure::Superblock, problem));
+    checker.found(Finding::new(PassId::Trees, Severity::Note, Structure::Item, problem));
     false
 }
 
@@ -185,16 +185,6 @@ fn names_used_twice(checker: &Checker<'_>) -> Vec<(TreeId, String)> {
     problems
 }
 
-/// Whether there are forks, or something is left that may belong to one.
-pub(crate) fn exist(checker: &Checker<'_>) -> bool {
-    let mut items = checker.subvolumes.values();
-    let mut trees = checker.trees.values();
-    let mut snapshots = checker.snapshots.of.values().flat_map(|of| of.snapshots.values());
-    items.any(|item| item.origin.is_some() || item.is_headless || item.cursor != Key::MIN)
-        || trees.any(|tree| tree.lineage.origin.is_some())
-        || snapshots.any(|item| item.is_hidden)
-}
-
 /// Once all trees are read: whether each fork has from its origin only what the snapshot has that
 /// it began as.
 pub(crate) fn check(checker: &mut Checker<'_>) {
@@ -207,7 +197,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) {
             continue;
         }
         let root = ExpectedNode::root(id, root, newest).with(checker.lineage_of_tree(id));
-        let foreign = not_of_origin(checker, &checker.snapshots.of, &root);
+        let foreign = not_of_origin(checker, &checker.snapshots.of, &root, Generation(0));
         for Foreign { block, problem, .. } in &foreign {
             let problem = format!("tree {id}: {problem}");
             let finding = Finding::new(PassId::Trees, Severity::Error, Structure::Item, problem);

@@ -88,10 +88,6 @@ impl Forks {
     pub(super) fn is_empty(&self) -> bool {
         self.forks.is_empty()
     }
-
-    pub(super) fn ids(&self) -> impl Iterator<Item = TreeId> {
-        self.forks.keys().copied()
-    }
 }
 
 /// Whether a repair can keep a snapshot of this transaction.

@@ -7,7 +7,6 @@ use super::gather::GatheredTrees;
 use super::held_runs::{add, overlapping};
 use super::snapshots::References;
 use crate::checker::Checker;
-use crate::reader::Reader;
 use cairn_format::{BlockNumber, BlockRange, DeadRun, Extent, InodeNumber, ItemKind, Key, Origin};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +38,7 @@ impl References {
                     let source = forks.source_of(id, extent.generation);
                     let source = source.filter(|_| !foreign.contains(&key));
                     let parts = source.map_or(Vec::new(), |source| {
-                        self.parts_of_source(&extent, source, &checker.reader)
+                        self.parts_of_source(&extent, source, checker)
                     });
                     let (start, end) = (extent.start.0, extent.range().end().0);
                     let (mut missing, mut at) = (Vec::new(), start);
@@ -69,12 +68,13 @@ impl References {
     }
 
     /// The parts of an inherited extent that the snapshot `source` has, as ranges of blocks. Where
-    /// that can't be read, the extent itself shows what it has, if the data matches.
+    /// that can't be read, the extent itself shows what it has, if the data matches, or if there
+    /// are no errors but in snapshots and data.
     fn parts_of_source(
         &mut self,
         extent: &Extent,
         source: Origin,
-        reader: &Reader<'_>,
+        checker: &Checker<'_>,
     ) -> Vec<(u64, u64)> {
         let (start, end) = (extent.start.0, extent.range().end().0);
         let birth = extent.generation;
@@ -93,7 +93,8 @@ impl References {
         let snapshot = self.snapshots.get(&(source.subvolume, source.generation));
         if snapshot.is_some_and(|snapshot| !snapshot.is_whole) {
             for (from, to) in unknown {
-                if verifies(reader, &extent.slice(from - start, to - from)) {
+                let part = extent.slice(from - start, to - from);
+                if !checker.needs_rebuild || verifies(&checker.reader, &part) {
                     let range = BlockRange::new(BlockNumber(from), to - from);
                     let run = DeadRun { range, birth, is_node: false };
                     add(&mut self.runs, source.subvolume, source.generation, &run);

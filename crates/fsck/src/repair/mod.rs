@@ -32,6 +32,7 @@ use crate::checker::Checker;
 use crate::item_stream::{Item, Visitor, visit};
 use crate::object::ObjectId;
 use crate::report::{Finding, Losses};
+use crate::snapshots::shown;
 use cairn_format::{
     COUNTER_WRITABLE_MAX, GENERATION_OF_MKFS, GENERATION_WRITABLE_MAX, Generation, INODE_FIRST,
     INODE_NUMBER_END, Key, LogPosition, TREE_DEAD, TREE_FILES, TREE_SUBVOLUMES, TreeId,
@@ -57,6 +58,8 @@ pub(crate) struct RepairSummary {
     pub(crate) dropped_nodes: BTreeMap<u64, String>,
     /// Files whose damaged data was given up.
     pub(crate) given_up: BTreeSet<ObjectId>,
+    /// Damaged snapshots that were dropped, in words.
+    pub(crate) dropped_snapshots: BTreeSet<String>,
     /// Other losses.
     pub(crate) lost: Vec<Finding>,
     pub(crate) losses: Losses,
@@ -64,7 +67,7 @@ pub(crate) struct RepairSummary {
 
 /// The results of a repair, or the reason why it is impossible.
 pub(crate) enum RepairResult {
-    Repaired(RepairSummary),
+    Repaired(Box<RepairSummary>),
     Impossible(&'static str),
 }
 
@@ -81,10 +84,11 @@ impl Visitor for ItemCollector {
 }
 
 /// Rebuilds the volume from what `checker`, whose passes have run, could read. Leaves out the
-/// damaged data of the inodes `given_up`.
+/// damaged data of the inodes `given_up`, and the snapshots `to_drop`.
 pub(crate) fn rebuild(
     checker: &Checker<'_>,
     given_up: &BTreeSet<ObjectId>,
+    to_drop: &BTreeSet<(TreeId, Generation)>,
 ) -> Result<RepairResult, FsckError> {
     if let Some(obstacle) = obstacle(checker) {
         return Ok(RepairResult::Impossible(obstacle));
@@ -104,7 +108,7 @@ pub(crate) fn rebuild(
     let (mut lost, mut losses) = losses::of(&trees, &checker.lost_nodes, &salvaged);
     let superblock_index = checker.superblocks.index_of_newest();
     let generation = next_generation(checker, superblock_index);
-    let mut references = snapshots::References::of_snapshots(checker, &trees, &forks);
+    let mut references = snapshots::References::of_snapshots(checker, &trees, &forks, to_drop);
     let dropped = references.take_dropped();
     losses.snapshots = checker.snapshots.undecodable + dropped.len() as u64;
     lost.extend(dropped);
@@ -132,6 +136,7 @@ pub(crate) fn rebuild(
     // The extents of inodes that turned out to be no files are gone.
     references.leave_to_subvolumes(&mut trees, generation, &forks);
     let unchanged = kept_trees::unchanged(checker, &forks, &references, &trees)?;
+    references.keep(&unchanged.inherited);
     references.leave_nodes(&unchanged.nodes);
     let mut kept = BlockSet::new(checker.reader.blocks_present());
     let inodes = trees.values().flat_map(|tree| tree.inodes.values());
@@ -178,7 +183,7 @@ pub(crate) fn rebuild(
         ));
     }
     let dropped_nodes = dropped_nodes(checker, &salvaged);
-    Ok(RepairResult::Repaired(RepairSummary {
+    Ok(RepairResult::Repaired(Box::new(RepairSummary {
         notes,
         copied,
         salvaged: salvaged.leaves,
@@ -186,9 +191,22 @@ pub(crate) fn rebuild(
         unconfirmed_leaves: salvaged.unconfirmed_leaves,
         dropped_nodes,
         given_up: given_up.clone(),
+        dropped_snapshots: dropped_snapshots(checker, to_drop),
         lost,
         losses,
-    }))
+    })))
+}
+
+/// These snapshots, in words.
+fn dropped_snapshots(
+    checker: &Checker<'_>,
+    to_drop: &BTreeSet<(TreeId, Generation)>,
+) -> BTreeSet<String> {
+    let of = |(id, made): &(TreeId, Generation)| {
+        let item = checker.snapshots.of.get(id)?.snapshots.get(made)?;
+        Some(shown(item, *made))
+    };
+    to_drop.iter().filter_map(of).collect()
 }
 
 /// The items of the trees of files, by inode.

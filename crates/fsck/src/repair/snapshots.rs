@@ -1,8 +1,9 @@
 //! What a repair makes of the snapshots.
 //!
-//! A repair changes no snapshot: their trees stay where they are, readable or not. It makes the
-//! dead lists anew, so that everything that can be reached in a snapshot stays in use, and what no
-//! snapshot has becomes free. Cleanups are done by that.
+//! A repair changes no snapshot: their trees stay where they are, readable or not, unless a damaged
+//! one is to be dropped. Then what only that has is free; if forks need it, it stays without a
+//! name. The repair makes the dead lists anew, so that everything that can be reached in a snapshot
+//! stays in use, and what no snapshot has becomes free. Cleanups are done by that.
 //!
 //! 1. Find all references of the snapshots, the newest first, so that each is kept in the list of
 //!    the last one that has it ([`References::of_snapshots`]). Where a snapshot's nodes can't be
@@ -25,6 +26,7 @@ use super::subvolumes::Subvolumes;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::forks::firsts_of_lines;
+use crate::object::ObjectId;
 use crate::reader::Reader;
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots::{shown, visit_nodes};
@@ -46,7 +48,7 @@ pub(super) struct KeptSnapshot {
 pub(super) struct References {
     pub(super) snapshots: BTreeMap<(TreeId, Generation), KeptSnapshot>,
     pub(super) runs: HeldRuns,
-    /// Snapshots that could not stay.
+    /// Snapshots that could not stay, or were given up.
     dropped: Vec<Finding>,
 }
 
@@ -88,6 +90,7 @@ impl References {
         checker: &Checker<'_>,
         trees: &GatheredTrees,
         forks: &Forks,
+        to_drop: &BTreeSet<(TreeId, Generation)>,
     ) -> Self {
         let mut this = Self::default();
         for (&id, of) in &checker.snapshots.of {
@@ -112,9 +115,25 @@ impl References {
                     this.dropped.push(finding.in_subvolume(id).lost(what));
                     continue;
                 }
+                let mut item = item.clone();
+                if to_drop.contains(&(id, generation)) {
+                    let is_needed = forks.need(id, generation);
+                    let what = match is_needed {
+                        true => "dropped: it was damaged; what forks began as goes with them",
+                        false => "dropped: it was damaged; what only it had is free",
+                    };
+                    let (pass, structure) = (PassId::Snapshots, Structure::Item);
+                    let problem = shown(&item, generation);
+                    let finding = Finding::new(pass, Severity::Error, structure, problem);
+                    this.dropped.push(finding.of(ObjectId::root_of(id)).lost(what));
+                    if !is_needed {
+                        continue;
+                    }
+                    (item.is_hidden, item.name) = (true, Vec::new());
+                }
                 walk.last = generation;
                 let is_whole = walk.visit(item.root, generation, LEVELS_MAX);
-                let kept = KeptSnapshot { item: item.clone(), is_whole };
+                let kept = KeptSnapshot { item, is_whole };
                 this.snapshots.insert((id, generation), kept);
             }
         }
@@ -253,7 +272,14 @@ impl References {
         }
     }
 
-    /// The same, of nodes of trees that stay.
+    /// Adds what these snapshots have, and what could not be read of them.
+    pub(super) fn keep(&mut self, inherited: &[(Origin, DeadRun)]) {
+        for (source, run) in inherited {
+            add(&mut self.runs, source.subvolume, source.generation, run);
+        }
+    }
+
+    /// As [`Self::leave_to_subvolumes`], of nodes of trees that stay.
     pub(super) fn leave_nodes(&mut self, nodes: &[BlockRange]) {
         for node in nodes {
             take(&mut self.runs, *node);

@@ -1,5 +1,6 @@
 //! Fingerprints of sets of references: to compare those of a snapshot with those that are kept for
 //! it, without holding either in memory.
+use super::balance::Balance;
 use cairn_format::{BlockRange, Generation, Key, Node};
 
 /// The sum over all blocks of a number made of block and birth. Equal sets have equal sums, however
@@ -45,13 +46,19 @@ pub(crate) struct Subtree {
     pub(crate) references: Fingerprint,
     /// The smallest and the greatest key that is compared.
     pub(crate) keys: Option<(Key, Key)>,
+    /// Names and counters of what is below, if somebody asks for them.
+    pub(crate) names: Balance,
     /// Whether everything could be read.
     pub(crate) is_whole: bool,
 }
 
 impl Subtree {
-    pub(crate) const NOTHING: Self =
-        Self { references: Fingerprint { blocks: 0, sum: 0 }, keys: None, is_whole: true };
+    pub(crate) const NOTHING: Self = Self {
+        references: Fingerprint { blocks: 0, sum: 0 },
+        keys: None,
+        names: Balance::NOTHING,
+        is_whole: true,
+    };
     /// One that cannot be used.
     pub(crate) const LOST: Self = Self { is_whole: false, ..Self::NOTHING };
 
@@ -60,11 +67,13 @@ impl Subtree {
         let first = usize::from(node.level() > 0);
         let keys = (first < node.count()).then(|| (node.key(first), node.key(node.count() - 1)));
         let references = Fingerprint::of(BlockRange::node(node.address()), node.generation());
-        Self { references, keys, is_whole: true }
+        Self { references, keys, ..Self::NOTHING }
     }
 
+    /// Adds what follows in key order.
     pub(crate) fn add(&mut self, other: Self) {
         self.references.add(other.references);
+        self.names.add(other.names);
         self.is_whole &= other.is_whole;
         self.keys = match (self.keys, other.keys) {
             (Some(own), Some(others)) => Some((own.0.min(others.0), own.1.max(others.1))),

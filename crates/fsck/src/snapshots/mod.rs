@@ -5,18 +5,23 @@
 //! referred to. `walk` is pass `Snapshots`. That a snapshot's references are all kept, and nothing
 //! else is kept for it, is compared by fingerprints (`fingerprint`); `compare` then looks for an
 //! example.
+mod balance;
 mod compare;
 pub(crate) mod dead_runs;
 pub(crate) mod fingerprint;
+mod given_up;
 mod readable;
 mod walk;
 
+pub(crate) use balance::Balance;
 pub(crate) use compare::visit_nodes;
+pub(crate) use given_up::{damaged, to_drop};
 pub(crate) use readable::readable;
 pub(crate) use walk::{check, shown};
 
 use crate::checker::Checker;
-use crate::forks::firsts_of_lines;
+use crate::file_group::GroupRules;
+use crate::forks::{Lineage, firsts_of_lines};
 use crate::report::{Finding, PassId, Severity, Structure};
 use cairn_format::{
     BlockNumber, BlockRange, CleanupItem, DeadListItem, DeadRun, Generation, ItemKind, Key, Node,
@@ -118,8 +123,12 @@ pub(crate) struct Snapshots {
     /// Whether the leaves of the superblock's trees are among them, because the data pass reads
     /// these with what the log has in place of their items.
     pub(crate) needs_all_leaves: bool,
+    /// Whether there are too many snapshots to check each as a whole.
+    pub(crate) are_many: bool,
     /// Snapshots with damaged trees, or whose references are not those kept.
     pub(crate) damaged: BTreeSet<(TreeId, Generation)>,
+    /// Snapshots whose trees or data are damaged; from pass `Data`, too.
+    pub(crate) spoilt: BTreeSet<(TreeId, Generation)>,
 }
 
 impl Snapshots {
@@ -161,13 +170,14 @@ impl Snapshots {
     /// Remembers a node of a superblock's tree if a snapshot may have it too. A fork's nodes that
     /// are its origin's are not remembered as the fork's.
     pub(crate) fn remember(&mut self, node: &Node, below: Subtree) {
-        let boundary = self.of.get(&node.tree()).map(SubvolumeSnapshots::boundary);
-        if !self.needs_all_leaves
-            && below.is_whole
-            && boundary.is_some_and(|boundary| node.generation() <= boundary)
-        {
+        if below.is_whole && self.may_have(node) {
             self.insert_known(node, below);
         }
+    }
+
+    fn may_have(&self, node: &Node) -> bool {
+        let boundary = self.of.get(&node.tree()).map(SubvolumeSnapshots::boundary);
+        !self.needs_all_leaves && boundary.is_some_and(|boundary| node.generation() <= boundary)
     }
 
     fn insert_known(&mut self, node: &Node, below: Subtree) {
@@ -208,8 +218,28 @@ pub(crate) fn add_item(
     Some(added.map_err(|error| error.problem))
 }
 
+/// What the items in a leaf of a superblock's tree say of names and counters, if snapshots have it
+/// and are too many to check each as a whole.
+pub(crate) fn names_in(checker: &Checker<'_>, lineage: Lineage, leaf: &Node) -> Balance {
+    let is_wanted = checker.snapshots.are_many && checker.snapshots.may_have(leaf);
+    if is_wanted { balance_of(checker, lineage, leaf) } else { Balance::UNKNOWN }
+}
+
+fn balance_of(checker: &Checker<'_>, lineage: Lineage, leaf: &Node) -> Balance {
+    let rules = GroupRules {
+        hash_seed: checker.superblock.hash_seed,
+        generation_max: leaf.generation(),
+        has_long_extents: true,
+        has_parents: checker.superblock.features.has_parents(),
+        lineage,
+    };
+    Balance::of_leaf(leaf, &rules, checker.counters.next_inode)
+}
+
 /// Once the tree of subvolumes is read: which ones have lost their names.
 pub(crate) fn note_nameless(checker: &mut Checker<'_>) {
+    let total: usize = checker.snapshots.of.values().map(|of| of.snapshots.len()).sum();
+    checker.snapshots.are_many = total > checker.whole_max.snapshots;
     for (id, of) in &mut checker.snapshots.of {
         of.is_nameless = checker.subvolumes.get(id).is_some_and(SubvolumeItem::is_nameless);
     }

@@ -2,9 +2,12 @@
 //!
 //! Trees share nodes with each other and with their subvolume's, so each node is read once and
 //! remembered: the pass takes time for the different nodes, whatever the number of snapshots. Of a
-//! volume with few snapshots, each is then checked as a whole, like a subvolume.
+//! volume with few snapshots, each is then checked as a whole, like a subvolume. Of one with many,
+//! names and counters are compared by sums (`balance`), and only those are checked as a whole for
+//! which these do not show that all is right, and the first one of each subvolume.
+use super::balance::{Balance, lead_to_root};
 use super::fingerprint::{Fingerprint, Subtree};
-use super::{KnownNode, SnapshotLeaf, SubvolumeSnapshots, compare, dead_runs};
+use super::{KnownNode, SnapshotLeaf, SubvolumeSnapshots, balance_of, compare, dead_runs};
 use crate::FsckError;
 use crate::checker::Checker;
 use crate::file_tree::FileTree;
@@ -15,11 +18,11 @@ use crate::trees::{ExpectedNode, children, contradiction};
 use crate::{items, namespace};
 use cairn_format::{
     BlockNumber, DirectoryEntry, Extent, Generation, INODE_ORPHANS, InodeItem, ItemKind, Key, Node,
-    Origin, SnapshotItem, TREE_SUBVOLUMES, TreeId, XattrItem, decode_orphan, node::LEVELS_MAX,
+    NodePointer, Origin, SnapshotItem, TREE_SUBVOLUMES, TreeId, XattrItem, decode_orphan,
+    node::LEVELS_MAX,
 };
+use std::collections::HashSet;
 
-/// So many snapshots are checked as a whole.
-const CHECKED_WHOLE_MAX: usize = 64;
 /// For so many snapshots a block is named that contradicts the others.
 const EXAMPLES_MAX: usize = 16;
 
@@ -29,8 +32,12 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let total: usize = all.values().map(|of| of.snapshots.len()).sum();
     let all_known = !checker.lost_nodes.iter().any(|lost| lost.concerns(TREE_SUBVOLUMES));
     let (mut done, mut examples) = (0, EXAMPLES_MAX);
+    // Sums over the directories of trees in which each leads to the root.
+    let mut shapes = HashSet::new();
     for (&id, of) in &all {
         let mut kept = Fingerprint::default();
+        // The snapshot before this one, or the origin, if nothing is wrong with it.
+        let mut before = checker.subvolumes.get(&id).and_then(|item| item.origin);
         for (&generation, snapshot) in &of.snapshots {
             let of_this = of.kept.get(&generation).copied().unwrap_or_default();
             kept.add(of_this);
@@ -38,8 +45,8 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
             let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
             let root = ExpectedNode::root(id, snapshot.root, generation).with(lineage);
             let below = walk.visit_all(&[root]);
-            let mut is_damaged = !below.is_whole;
-            if is_damaged && !walk.found {
+            let (mut is_spoilt, mut is_miscounted) = (!below.is_whole, false);
+            if is_spoilt && !walk.found {
                 walk.report(None, Structure::Node, "nodes or items of its tree are damaged");
             }
             let is_known = is_known(checker, id, of);
@@ -63,15 +70,24 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
                 walk.report(None, Structure::Item, problem);
                 // New dead lists repair that.
                 checker.needs_rebuild = true;
-                is_damaged = true;
+                is_miscounted = true;
             }
-            if below.is_whole && total <= CHECKED_WHOLE_MAX {
-                let problems = forks::not_of_origin(checker, &all, &root);
+            let are_many = checker.snapshots.are_many;
+            let of_before = before.filter(|before| {
+                let key = (before.subvolume, before.generation);
+                let of = all.get(&key.0).map(|of| &of.snapshots);
+                let exists = of.is_some_and(|of| of.contains_key(&key.1));
+                are_many && exists && !checker.snapshots.damaged.contains(&key)
+            });
+            let since = of_before.map_or(Generation(0), |before| before.generation);
+            before = Some(Origin { subvolume: id, generation });
+            if below.is_whole {
+                let problems = forks::not_of_origin(checker, &all, &root, since);
                 let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
                 for forks::Foreign { block, problem, .. } in problems {
                     walk.report(Some(block), Structure::Item, problem);
                 }
-                is_damaged |= walk.found;
+                is_spoilt |= walk.found;
             }
             // What a fork's snapshot has from the origin can be read if that snapshot can.
             let of_origin = checker.subvolumes.get(&id).and_then(|item| item.origin);
@@ -90,24 +106,30 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
                 let mut walk = SnapshotWalk { checker, id, generation, snapshot, found: false };
                 walk.report(None, Structure::Item, problem);
             }
-            let is_readable = of_origin.is_none() || !is_damaged && !lacks_inherited;
-            if below.is_whole && is_readable && total <= CHECKED_WHOLE_MAX {
-                is_damaged |= check_whole(checker, id, generation, snapshot)?;
+            let is_damaged = is_spoilt || is_miscounted || lacks_inherited;
+            let is_readable = of_origin.is_none() || !is_damaged;
+            let is_right = |checker: &Checker<'_>| {
+                of_before.is_some()
+                    && is_known
+                    && !is_damaged
+                    && below.names.is_right(snapshot.names_none)
+                    && (shapes.contains(&below.names.directories)
+                        || lead_to_root(&checker.reader, &root, since))
+            };
+            if below.is_whole && is_readable && !is_right(checker) {
+                is_spoilt |= check_whole(checker, id, generation, snapshot)?;
             }
-            if is_damaged || lacks_inherited {
+            if is_spoilt {
+                checker.snapshots.spoilt.insert((id, generation));
+            }
+            if is_spoilt || is_damaged {
                 checker.snapshots.damaged.insert((id, generation));
+            } else {
+                shapes.insert(below.names.directories);
             }
             done += 1;
             checker.progress(PassId::Snapshots, done, total as u64);
         }
-    }
-    if total > CHECKED_WHOLE_MAX {
-        let problem = format!(
-            "there are {total} snapshots: names and counters within them were not compared{}",
-            if forks::exist(checker) { ", nor those of forks with their origins" } else { "" }
-        );
-        let note = Finding::new(PassId::Snapshots, Severity::Note, Structure::Superblock, problem);
-        checker.found(note);
     }
     checker.snapshots.of = all;
     Ok(())
@@ -154,34 +176,35 @@ impl SnapshotWalk<'_, '_> {
         });
     }
 
-    /// Checks nodes and all nodes below them.
+    /// Checks nodes, and all nodes below them.
     fn visit_all(&mut self, expected: &[ExpectedNode]) -> Subtree {
         let mut all = Subtree::NOTHING;
         for chunk in expected.chunks(NODES_PER_READ) {
-            let mut unknown = Vec::new();
-            for expected in chunk {
-                if expected.is_of_origin() && self.pointer_problem(expected).is_none() {
-                    // It is read in the origin's snapshot.
-                    continue;
-                }
+            let (mut below, mut unknown) = (vec![None; chunk.len()], Vec::new());
+            for (expected, below) in chunk.iter().zip(&mut below) {
                 let known = self.checker.snapshots.known.get(&expected.pointer.block.0).copied();
-                match (self.pointer_problem(expected), known) {
-                    (Some(problem), _) => {
-                        self.report(Some(expected.pointer.block), Structure::Node, problem);
-                        all.add(Subtree::LOST);
+                *below = Some(match (self.pointer_problem(expected), known) {
+                    (Some(problem), _) => self.lost(expected, problem),
+                    // It is read in the origin's snapshot.
+                    (None, known) if expected.is_of_origin() => inherited(expected, known),
+                    (None, Some(known)) => self.visit_known(expected, &known),
+                    (None, None) => {
+                        unknown.push(*expected);
+                        continue;
                     }
-                    (None, Some(known)) => all.add(self.visit_known(expected, &known)),
-                    (None, None) => unknown.push(*expected),
-                }
+                });
             }
             let addresses: Vec<BlockNumber> =
                 unknown.iter().map(|expected| expected.pointer.block).collect();
-            let nodes = self.checker.reader.nodes(&addresses);
-            for (expected, node) in unknown.iter().zip(nodes) {
-                all.add(match node {
-                    Ok(node) => self.visit(expected, &node),
-                    Err(problem) => self.lost(expected, problem),
+            let mut read = self.checker.reader.nodes(&addresses).into_iter();
+            for (expected, below) in chunk.iter().zip(below) {
+                let below = below.or_else(|| {
+                    Some(match read.next()? {
+                        Ok(node) => self.visit(expected, &node),
+                        Err(problem) => self.lost(expected, problem),
+                    })
                 });
+                all.add(below.unwrap_or(Subtree::LOST));
             }
         }
         all
@@ -209,9 +232,6 @@ impl SnapshotWalk<'_, '_> {
 
     fn visit_known(&mut self, expected: &ExpectedNode, known: &KnownNode) -> Subtree {
         let pointer = &expected.pointer;
-        let is_outside = known.below.keys.is_some_and(|(first, last)| {
-            first < expected.lower || expected.upper.is_some_and(|upper| last >= upper)
-        });
         let KnownNode { tree, generation, level, below } = *known;
         if (tree, generation, level) != (expected.tree, pointer.generation, pointer.level) {
             let problem = format!(
@@ -221,7 +241,7 @@ impl SnapshotWalk<'_, '_> {
             );
             return self.lost(expected, problem);
         }
-        if is_outside {
+        if is_outside(expected, known) {
             let (lower, upper) = (expected.lower, expected.upper);
             return self.lost(expected, format!("a key lies outside {lower:?}..{upper:?}"));
         }
@@ -245,6 +265,10 @@ impl SnapshotWalk<'_, '_> {
 
     fn visit_leaf(&mut self, lineage: Lineage, leaf: &Node) -> Subtree {
         let mut extents = Subtree::NOTHING;
+        extents.names = match self.checker.snapshots.are_many {
+            true => balance_of(self.checker, lineage, leaf),
+            false => Balance::UNKNOWN,
+        };
         for (key, value) in leaf.items() {
             match checked_item(&self.checker.reader, key, value, leaf.generation()) {
                 Ok(Some(extent)) if lineage.is_of_origin(extent.generation) => {}
@@ -263,6 +287,24 @@ impl SnapshotWalk<'_, '_> {
         self.checker.snapshots.leaves.push(SnapshotLeaf { subvolume, generation, block });
         extents
     }
+}
+
+/// What a fork has from its origin. In the fork it counts for nothing; but its names do.
+fn inherited(expected: &ExpectedNode, known: Option<KnownNode>) -> Subtree {
+    let NodePointer { generation, level, .. } = expected.pointer;
+    let is_it = |known: &KnownNode| {
+        let is_same = (known.generation, known.level) == (generation, level);
+        is_same && known.below.is_whole && !is_outside(expected, known)
+    };
+    let names = known.filter(is_it).map_or(Balance::UNKNOWN, |known| known.below.names);
+    Subtree { names, ..Subtree::NOTHING }
+}
+
+/// Whether a key does not belong where the node is expected.
+fn is_outside(expected: &ExpectedNode, known: &KnownNode) -> bool {
+    known.below.keys.is_some_and(|(first, last)| {
+        first < expected.lower || expected.upper.is_some_and(|upper| last >= upper)
+    })
 }
 
 /// Decodes an item of a tree of files in a leaf of this generation. Returns it if it is an extent.
