@@ -14,9 +14,10 @@
 //! joined with that origin, too. *A crash: some have gone; the next mount goes on.*
 //!
 //! Nothing is joined
-//! - while one of both is dying, has no item yet, or has a cleanup (of the subvolume without a head);
+//! - while one of both is dying, or the subvolume without a head has a cleanup;
 //! - if one of them is a fork that notes nothing, as older versions made them;
 //! - while names of other subvolumes in the fork are its origin's;
+//! - while an application reads that snapshot;
 //! - while the fork can be applied to another subvolume, which has come into the place of the one
 //!   without a head: what the fork has changed is told by comparing it with that snapshot.
 //!

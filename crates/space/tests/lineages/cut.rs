@@ -1,5 +1,5 @@
-//! What happens in a cut: snapshots, clones, deletions, joining of lineages. The product joins in an
-//! operation, which is in one transaction, too.
+//! What happens in a cut: snapshots, clones, deletions, joining of lineages. The product joins in
+//! an operation, which is in one transaction, too.
 use crate::mistakes::Mistake;
 use crate::volume::{Cleanup, Dying, OPEN, Outcome, Snapshot, Stage, Subvolume, Volume};
 

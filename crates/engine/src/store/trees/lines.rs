@@ -6,8 +6,8 @@
 //! rolled back to any of them. A name of a snapshot is used once in a line.
 //!
 //! A fork that continues comes from a snapshot of its own line. So its origin leads to the first of
-//! the line. The first one is there as long as the line has any other: its snapshot is the origin of
-//! the next one, unless that is joined with it (`joining.rs`) and becomes the first.
+//! the line. The first one is there as long as the line has any other: its snapshot is the origin
+//! of the next one, unless that is joined with it (`joining.rs`) and becomes the first.
 //!
 //! What continues is read when it is first asked for, and noted from then on.
 //!
