@@ -263,7 +263,7 @@ impl TreeWalk<'_, '_> {
             subtree.add(self.visit_leaf(expected, node));
         }
         if is_own && self.reading != Reading::Counting {
-            self.checker.snapshots.remember(node, subtree);
+            self.checker.snapshots.remember(expected.tree, node, subtree);
         }
         subtree
     }
@@ -296,7 +296,7 @@ impl TreeWalk<'_, '_> {
                     tree.leaf_bounds.push(expected.lower);
                 }
                 extents = self.claim_extents(expected, node);
-                extents.names = snapshots::names_in(self.checker, expected.lineage, node);
+                extents.names = snapshots::names_in(self.checker, expected, node);
             }
         }
         let (done, total) = (

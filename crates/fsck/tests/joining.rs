@@ -3,9 +3,11 @@
 #[path = "../../engine/tests/small_volume/mod.rs"]
 mod small_volume;
 
-use cairn_blockdev::MemoryDevice;
+use cairn_blockdev::{AlignedBuffer, BlockDevice, MemoryDevice};
 use cairn_engine::{InodeId, Volume};
+use cairn_format::TreeId;
 use cairn_fsck::CheckOptions;
+use cairn_fsck::dump::dump_tree;
 use small_volume::{DIRECTORY, device, get, open, put, used};
 use std::sync::Arc;
 
@@ -95,4 +97,71 @@ fn rollbacks_use_the_space_of_one() {
     }
     volume.close().unwrap();
     expect_clean(&device);
+}
+
+const FILES: u64 = 400;
+
+fn name_of(number: u64) -> Vec<u8> {
+    format!("file-{number:04}").into_bytes()
+}
+
+fn rewrite(volume: &Volume, directory: InodeId, numbers: std::ops::Range<u64>, byte: u8) {
+    for number in numbers {
+        let file = volume.lookup(directory, &name_of(number)).unwrap().inode;
+        volume.write(file, 0, &[byte; 5000]).unwrap();
+        volume.forget(file, 1);
+    }
+}
+
+/// Snapshots of a joined fork share nodes that its origin made. They are in order, and stay so
+/// when a repair makes the fork's tree anew.
+#[test]
+fn snapshots_of_a_joined_fork_survive_a_repair() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let base = volume.create_subvolume(root, b"base", &DIRECTORY).unwrap().inode;
+    for number in 0..FILES {
+        volume.forget(put(&volume, base, &name_of(number), &[1; 5000]), 1);
+    }
+    volume.forget(base, 1);
+    let fork = volume.fork(find(&volume, b"base"), root, b"fork").unwrap().inode;
+    let early = volume.create_snapshot(fork, b"early").unwrap();
+    volume.remove_subvolume(root, b"base").unwrap();
+    let all = volume.subvolumes().unwrap();
+    assert!(all.iter().any(|one| one.is_fork && one.origin.is_none()), "{all:?}");
+    for (name, numbers) in [(&b"two"[..], 0..3), (b"three", 200..203)] {
+        rewrite(&volume, fork, numbers, name[0]);
+        volume.create_snapshot(fork, name).unwrap();
+    }
+    rewrite(&volume, fork, 300..301, b'x');
+    volume.close().unwrap();
+    expect_clean(&device);
+
+    // A leaf that the fork alone has.
+    let tree = dump_tree(&*device, TreeId(early.subvolume), None).unwrap();
+    let leaf = tree.nodes.iter().filter(|node| node.level == 0).max_by_key(|node| node.generation);
+    let damage = AlignedBuffer::copy_of(&[0x55; 4096]);
+    device.write((leaf.unwrap().block + 1) * 4096, &[&damage]).unwrap();
+    let check = |repair| {
+        let options = CheckOptions { data: true, repair };
+        cairn_fsck::check(&*device, &options, &mut |_| {}).unwrap()
+    };
+    assert!(check(false).errors > 0);
+    check(true);
+    let report = check(false);
+    assert_eq!(report.errors, 0, "{report}");
+    let volume = open(&device, None);
+    let snapshots = volume.snapshots(early.subvolume).unwrap();
+    assert_eq!(snapshots.len(), 3, "{snapshots:?}");
+    for snapshot in snapshots {
+        for number in 0..FILES {
+            let content = get(&volume, snapshot.root, &name_of(number)).unwrap();
+            let two = snapshot.name != b"early" && number < 3;
+            let three = snapshot.name == b"three" && (200..203).contains(&number);
+            let byte = if two || three { b't' } else { 1 };
+            assert_eq!(content, [byte; 5000], "{:?} {number}", snapshot.name);
+        }
+    }
+    volume.close().unwrap();
 }

@@ -16,6 +16,8 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 pub struct Boundary {
     origin: AtomicU64,
+    /// The greatest that `origin` has been.
+    origin_seen: Generation,
     made_until: Generation,
     notes_inherited: bool,
     newest: AtomicU64,
@@ -34,12 +36,24 @@ impl Boundary {
     /// The same, of a subvolume that may have something of others.
     pub fn inheriting(self, inheritance: Inheritance) -> Self {
         let Inheritance { origin, made_until, is_noted } = inheritance;
-        Self { origin: AtomicU64::new(origin.0), made_until, notes_inherited: is_noted, ..self }
+        Self {
+            origin: AtomicU64::new(origin.0),
+            origin_seen: origin,
+            made_until,
+            notes_inherited: is_noted,
+            ..self
+        }
     }
 
     /// Transaction of the snapshot that a fork was made of; otherwise 0.
     pub fn origin(&self) -> Generation {
         Generation(self.origin.load(Ordering::Acquire))
+    }
+
+    /// The last origin since the volume was opened. What was its own at first is not written in
+    /// place: no durable superblock may say yet that it was joined.
+    pub fn origin_seen(&self) -> Generation {
+        self.origin_seen
     }
 
     /// The last transaction whose nodes others may have made.

@@ -330,7 +330,7 @@ pub(crate) fn own_extents<'a>(
     extents: &'a [(FileBlock, Extent)],
     boundary: &Boundary,
 ) -> Cow<'a, [(FileBlock, Extent)]> {
-    let is_own = |(_, extent): &&(FileBlock, Extent)| extent.generation > boundary.origin();
+    let is_own = |(_, extent): &&(FileBlock, Extent)| extent.generation > boundary.origin_seen();
     if extents.iter().all(|one| is_own(&one)) {
         return Cow::Borrowed(extents);
     }

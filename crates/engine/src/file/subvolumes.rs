@@ -13,6 +13,7 @@ use crate::store::lineage_end::Ending;
 use crate::store::operation::{Effort, Operation};
 use crate::{Error, InodeId, Result};
 use cairn_format::{FileBlock, INODE_ORPHANS, ItemKind, Key, OrphanKind, decode_orphan};
+use std::cell::RefCell;
 
 impl Files {
     /// Opens the subvolume of `inode` unless it is open.
@@ -69,23 +70,25 @@ impl Files {
         let mut next = vec![orphan.number];
         while let Some(number) = next.pop() {
             let orphan = Orphan { number, ..orphan };
+            let due = RefCell::new(Vec::new());
             let ending = Ending {
                 is_interrupted: &|| self.orphans.queue.is_closing(),
                 unload: &|snapshot| self.unload_unless_read(snapshot, orphan),
                 is_applied: &|fork| self.long_reads.postpones(fork, orphan),
+                due: &|root| due.borrow_mut().push(root),
             };
             let removed = self.unload_and_remove(number, &ending);
-            for other in removed.iter().flatten() {
-                self.queue_cleanup(*other);
-                next.push(*other);
+            for other in due.take() {
+                self.queue_cleanup(other);
+                next.push(other);
             }
-            self.note_freed_or_retry(orphan, removed.map(drop));
+            self.note_freed_or_retry(orphan, removed);
         }
     }
 
-    fn unload_and_remove(&self, root: InodeId, ending: &Ending<'_>) -> Result<Vec<InodeId>> {
+    fn unload_and_remove(&self, root: InodeId, ending: &Ending<'_>) -> Result<()> {
         if self.store.trees.subvolume(root)?.check_alive().is_ok() {
-            return Ok(Vec::new());
+            return Ok(());
         }
         self.unload_subvolume(root);
         self.store.remove_subvolume(root, ending)

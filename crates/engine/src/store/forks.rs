@@ -214,7 +214,9 @@ impl Store {
         }
         let mut heirs = Vec::new();
         while let Some(origin) = records.item(first)?.origin {
-            heirs.push(InodeId::root_of(self.trees.slot_for_work(first)?));
+            for id in self.trees.line_of(first)? {
+                heirs.push(InodeId::root_of(self.trees.slot_for_work(id)?));
+            }
             let mut roots = Vec::new();
             for id in self.trees.line_of(origin.subvolume)?.into_iter().rev() {
                 let is_there = records.find(id)?.is_some_and(|item| !item.is_nameless());

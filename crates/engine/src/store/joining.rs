@@ -50,7 +50,7 @@ impl Store {
 
     /// The fork that can be joined with the headless subvolume `id`.
     fn heir_of(&self, records: &Records<'_>, id: TreeId) -> Result<Option<Heir>> {
-        let item = records.item(id)?;
+        let Some(item) = records.find(id)? else { return Ok(None) };
         let mut snapshots = self.trees.all_snapshot_items(id);
         let (Some(only), None) = (snapshots.next().transpose()?, snapshots.next()) else {
             return Ok(None);
@@ -82,8 +82,8 @@ impl Store {
         Ok(false)
     }
 
-    /// Joins the headless `subvolume` with its last fork, if that can be. Then returns the root
-    /// directory of the fork, which has a cleanup.
+    /// Joins the headless `subvolume` with its last fork, if that can be, and names the fork as
+    /// due, which has a cleanup then. Whether it has.
     ///
     /// # Errors
     /// [`Error::NoSpace`](crate::Error::NoSpace): it is to be tried again after a commit.
@@ -91,10 +91,10 @@ impl Store {
         &self,
         subvolume: &Subvolume,
         ending: &Ending<'_>,
-    ) -> Result<Option<InodeId>> {
+    ) -> Result<bool> {
         loop {
             let heir = self.heir_of(&self.trees.lock_records(), subvolume.id)?;
-            let Some(heir) = heir.filter(|_| !(ending.is_interrupted)()) else { return Ok(None) };
+            let Some(heir) = heir.filter(|_| !(ending.is_interrupted)()) else { return Ok(false) };
             // It may look for runs in lists that would go.
             let root = InodeId::root_of(subvolume.slot);
             self.clean_up(root, Pace::Hurried, ending.is_interrupted, ending.unload)?;
@@ -105,9 +105,10 @@ impl Store {
             match step {
                 Step::ListMoved => {}
                 Step::Joined => {
-                    return Ok(Some(InodeId::root_of(self.trees.slot_for_work(heir.fork)?)));
+                    (ending.due)(InodeId::root_of(self.trees.slot_for_work(heir.fork)?));
+                    return Ok(true);
                 }
-                Step::Impossible => return Ok(None),
+                Step::Impossible => return Ok(false),
             }
         }
     }
@@ -142,20 +143,23 @@ impl Operation<'_> {
         if (ending.is_applied)(InodeId::root_of(self.subvolume().slot)) {
             return Ok(Step::Impossible);
         }
+        // Damage is found before anything is changed.
+        let (item, of_fork) = (records.item(of.id)?, records.item(fork)?);
+        let first = store.trees.all_snapshot_items(fork).next().transpose()?;
+        let list = store.trees.dead_lists(of.id).next().transpose()?;
+        let tree = records.tree()?;
         self.note_unlogged_change();
-        let (tree, change) = (records.tree()?, self.change());
-        if let Some((since, list)) = store.trees.dead_lists(of.id).next().transpose()? {
+        let change = self.change();
+        if let Some((since, list)) = list {
             let [from, to] =
                 [of.id, fork].map(|id| Key::of_subvolume(id, ItemKind::DeadList, since));
             tree.remove(&change, &from)?;
             tree.insert(&change, to, &DeadListItem { list }.encode())?;
             return Ok(Step::ListMoved);
         }
-        let (item, of_fork) = (records.item(of.id)?, records.item(fork)?);
         let oldest = item.inheritance().origin;
         store.cut_work.note_deletion(self.generation());
         tree.remove(&change, &Key::of_subvolume(of.id, ItemKind::Snapshot, snapshot))?;
-        let first = store.trees.all_snapshot_items(fork).next().transpose()?;
         let lists_to = first.map_or(self.generation(), |(made, _)| made);
         let cleanup = CleanupItem { oldest, lists_from: snapshot, lists_to };
         let key = Key::of_subvolume(fork, ItemKind::Cleanup, snapshot);

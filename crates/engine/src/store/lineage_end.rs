@@ -53,6 +53,8 @@ pub(crate) struct Ending<'f> {
     /// Whether somebody reads what the fork with this root directory began as. Then the work is
     /// done later.
     pub(crate) is_applied: &'f dyn Fn(InodeId) -> bool,
+    /// There may be something to do now in the subvolume with this root directory.
+    pub(crate) due: &'f dyn Fn(InodeId),
 }
 
 impl Store {
@@ -80,28 +82,20 @@ impl Store {
         Ok(is_part || self.trees.newest_snapshot(id)?.is_some())
     }
 
-    /// Does what there is to do in a subvolume without a name. Returns root directories of others
-    /// where there may be something to do now: of its origin, if the last of it is gone, of the
-    /// fork that it was joined with, and of others in its line.
+    /// Does what there is to do in a subvolume without a name. Others are due then: its origin, if
+    /// the last of it is gone, the fork that it was joined with, and others in its line.
     ///
     /// # Errors
     /// [`Error::NoSpace`]: it is to be tried again after a commit. Those of [`Ending::unload`].
-    pub(super) fn end_lineage(
-        &self,
-        subvolume: &Subvolume,
-        ending: &Ending<'_>,
-    ) -> Result<Vec<InodeId>> {
+    pub(super) fn end_lineage(&self, subvolume: &Subvolume, ending: &Ending<'_>) -> Result<()> {
         let id = subvolume.id;
         if !self.turns.take(id) {
-            return Ok(Vec::new());
+            return Ok(());
         }
         loop {
             let done = self.end_parts(subvolume, ending);
             // Who was waited for may have ended meanwhile, and wanted a turn for the last time.
-            let may_go_on = match &done {
-                Ok(others) => others.is_empty(),
-                Err(error) => matches!(error, Error::Busy),
-            };
+            let may_go_on = matches!(done, Ok(()) | Err(Error::Busy));
             if !may_go_on || (ending.is_interrupted)() {
                 self.turns.give_up(id);
                 return done;
@@ -112,37 +106,37 @@ impl Store {
         }
     }
 
-    fn end_parts(&self, subvolume: &Subvolume, ending: &Ending<'_>) -> Result<Vec<InodeId>> {
-        let (id, mut others) = (subvolume.id, Vec::new());
+    fn end_parts(&self, subvolume: &Subvolume, ending: &Ending<'_>) -> Result<()> {
+        let id = subvolume.id;
         loop {
             let item = self.trees.lock_records().find(id)?;
-            let Some(item) = item.filter(SubvolumeItem::is_nameless) else {
-                return Ok(others);
-            };
-            let root_of_origin = || {
-                let root = |origin: Origin| self.trees.slot_for_work(origin.subvolume);
-                Result::Ok(item.origin.map(root).transpose()?.map(InodeId::root_of))
+            let Some(item) = item.filter(SubvolumeItem::is_nameless) else { return Ok(()) };
+            let origin_is_due = || {
+                if let Some(origin) = item.origin {
+                    let slot = self.trees.slot_for_work(origin.subvolume)?;
+                    (ending.due)(InodeId::root_of(slot));
+                }
+                Result::Ok(())
             };
             if item.is_dying {
-                others.extend(self.headless_in_line(id)?);
+                let in_line = self.headless_in_line(id)?;
                 if !self.remove_part(subvolume, ending)? {
-                    return Ok(Vec::new());
+                    return Ok(());
                 }
+                in_line.into_iter().for_each(ending.due);
                 if self.trees.lock_records().find(id)?.is_none() {
-                    others.extend(root_of_origin()?);
-                    return Ok(others);
+                    return origin_is_due();
                 }
             } else if self.is_newest_needed(&self.trees.lock_records(), id)? {
-                if let Some(joined) = self.join_last_fork(subvolume, ending)? {
-                    others.push(joined);
-                    others.extend(root_of_origin()?);
-                }
-                return Ok(others);
+                return match self.join_last_fork(subvolume, ending)? {
+                    true => origin_is_due(),
+                    false => Ok(()),
+                };
             } else {
                 let root = InodeId::root_of(subvolume.slot);
                 self.clean_up(root, Pace::Hurried, ending.is_interrupted, ending.unload)?;
                 if (ending.is_interrupted)() {
-                    return Ok(Vec::new());
+                    return Ok(());
                 }
                 let mut operation = self.begin_on_snapshots(id)?;
                 operation.bury_newest()?;

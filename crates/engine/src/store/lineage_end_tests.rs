@@ -45,13 +45,22 @@ fn a_removal_goes_on_when_its_reader_ends_at_once() {
             return Ok(());
         }
         // As the reader's thread.
-        let ending =
-            Ending { is_interrupted: &is_interrupted, unload: &|_| Ok(()), is_applied: &|_| false };
-        assert!(store.remove_subvolume(home, &ending).unwrap().is_empty() && is_dying());
+        let ending = Ending {
+            is_interrupted: &is_interrupted,
+            unload: &|_| Ok(()),
+            is_applied: &|_| false,
+            due: &|_| (),
+        };
+        store.remove_subvolume(home, &ending).unwrap();
+        assert!(is_dying());
         Err(Error::Busy)
     };
-    let ending =
-        Ending { is_interrupted: &is_interrupted, unload: &unload, is_applied: &|_| false };
+    let ending = Ending {
+        is_interrupted: &is_interrupted,
+        unload: &unload,
+        is_applied: &|_| false,
+        due: &|_| (),
+    };
     let removed = store.remove_subvolume(home, &ending);
     assert!(!is_first.get() && !is_dying(), "{removed:?}");
     removed.unwrap();

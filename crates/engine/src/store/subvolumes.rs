@@ -129,19 +129,14 @@ impl Store {
     }
 
     /// Steps 2 and 3 for the subvolume with the root directory `root`, unless the volume is being
-    /// closed: then the next mount goes on. Returns root directories of others where there may be
-    /// something to do now ([`Store::end_lineage`]).
+    /// closed: then the next mount goes on. Others may be due then ([`Store::end_lineage`]).
     ///
     /// # Errors
     /// [`Error::NoSpace`]: it is to be tried again after a commit.
-    pub(crate) fn remove_subvolume(
-        &self,
-        root: InodeId,
-        ending: &Ending<'_>,
-    ) -> Result<Vec<InodeId>> {
+    pub(crate) fn remove_subvolume(&self, root: InodeId, ending: &Ending<'_>) -> Result<()> {
         let subvolume = self.trees.subvolume(root)?;
         let item = self.trees.lock_records().find(subvolume.id)?;
-        let Some(item) = item.filter(SubvolumeItem::is_nameless) else { return Ok(Vec::new()) };
+        let Some(item) = item.filter(SubvolumeItem::is_nameless) else { return Ok(()) };
         if !item.is_headless {
             self.trees.open_slot(root.slot(), |_| Ok(()))?;
         }
@@ -162,11 +157,11 @@ impl Store {
                 break;
             }
             if (ending.is_interrupted)() {
-                return Ok(Vec::new());
+                return Ok(());
             }
         }
         self.begin_for_subvolume(root, 0, Effort::Removal)?.end_subvolume(subvolume)?;
-        Ok(Vec::new())
+        Ok(())
     }
 
     /// As [`Store::begin_for_subvolume`]; the operation may also change up to `items` inodes and

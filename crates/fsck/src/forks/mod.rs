@@ -84,8 +84,12 @@ impl Lineage {
     /// names may be wrong. If that is right, an older one is an error of the origin's snapshot, or
     /// is not in that.
     pub(crate) fn accepts(&self, node: &Node, tree: TreeId) -> bool {
-        let is_ancestor = node.tree().holds_files() && node.tree() < tree;
-        node.tree() == tree || is_ancestor && node.generation() <= self.made_until
+        self.accepts_made_by(node.tree(), node.generation(), tree)
+    }
+
+    /// As [`Self::accepts`], of a node that the tree `by` made in `generation`.
+    pub(crate) fn accepts_made_by(&self, by: TreeId, generation: Generation, tree: TreeId) -> bool {
+        by == tree || by.holds_files() && by < tree && generation <= self.made_until
     }
 }
 

@@ -162,7 +162,7 @@ pub(crate) fn rebuild(
         kept: unchanged.roots,
         has_forks: !forks.is_empty(),
         has_joining: subvolumes.iter().flatten().any(|(_, item)| item.is_joined),
-        inodes: write::counted_inodes(&trees, &forks),
+        inodes: write::counted_inodes(&trees, &subvolumes),
         next_inode,
         next_tree: next_tree(checker, &trees),
         next_list: lists.next_list,

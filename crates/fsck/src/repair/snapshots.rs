@@ -25,7 +25,7 @@ use super::held_runs::{HeldRun, HeldRuns, add, overlapping, take};
 use super::subvolumes::Subvolumes;
 use crate::block_set::BlockSet;
 use crate::checker::Checker;
-use crate::forks::firsts_of_lines;
+use crate::forks::{Lineage, firsts_of_lines};
 use crate::object::ObjectId;
 use crate::reader::Reader;
 use crate::report::{Finding, PassId, Severity, Structure};
@@ -78,6 +78,7 @@ struct Walk<'w, 'a> {
     id: TreeId,
     /// Births up to this one are inherited, and whether all of that can be read.
     inherited: (Generation, bool),
+    lineage: Lineage,
     last: Generation,
     runs: &'w mut HeldRuns,
     /// Nodes met, and whether all below them can be read.
@@ -101,7 +102,8 @@ impl References {
                 (origin.generation, snapshot.is_some_and(|snapshot| snapshot.is_whole))
             });
             let (last, nodes) = (Generation(0), HashMap::new());
-            let mut walk = Walk { reader, id, inherited, last, runs, nodes };
+            let lineage = checker.lineage_of(id);
+            let mut walk = Walk { reader, id, inherited, lineage, last, runs, nodes };
             for (&generation, item) in of.snapshots.iter().rev() {
                 if item.is_hidden && !forks.need(id, generation) {
                     continue;
@@ -432,7 +434,8 @@ impl Walk<'_, '_> {
         self.add(DeadRun { range, birth: generation, is_node: true });
         let mut is_whole = false;
         if let Ok(node) = self.reader.node(block)
-            && (node.tree(), node.generation(), node.level()) == (self.id, generation, level)
+            && self.lineage.accepts(&node, self.id)
+            && (node.generation(), node.level()) == (generation, level)
         {
             is_whole = true;
             if level > 0 {

@@ -9,7 +9,6 @@
 //! 3. Write the superblock into the slot that does not hold the current one; flush. It has a new
 //!    log epoch, so nothing of the log is replayed on top of it. *Crash, torn: the old superblock.*
 //! 4. Write the superblock's copy, then the other slot, each flushed.
-use super::forks::Forks;
 use super::gather::{GatheredItems, GatheredTrees};
 use super::snapshots::NewLists;
 use super::subvolumes::Subvolumes;
@@ -75,9 +74,11 @@ pub(super) fn file_items(gathered: &GatheredItems) -> Vec<(Key, Vec<u8>)> {
 /// A new tree: its items in key order.
 pub(super) type NewTree = (TreeId, Vec<(Key, Vec<u8>)>);
 
-/// Inodes that the superblock counts: not those of forks.
-pub(super) fn counted_inodes(trees: &GatheredTrees, forks: &Forks) -> u64 {
-    let counted = trees.iter().filter(|(id, _)| forks.origin_of(**id).is_none());
+/// Inodes that the superblock counts: not those of subvolumes that began as forks.
+pub(super) fn counted_inodes(trees: &GatheredTrees, subvolumes: &Subvolumes) -> u64 {
+    let items = subvolumes.as_ref();
+    let is_fork = |id| items.and_then(|items| items.get(id)).is_some_and(SubvolumeItem::is_fork);
+    let counted = trees.iter().filter(|(id, _)| !is_fork(*id));
     counted.map(|(_, tree)| tree.inodes.len() as u64).sum()
 }
 

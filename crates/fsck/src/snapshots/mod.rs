@@ -23,6 +23,7 @@ use crate::checker::Checker;
 use crate::file_group::GroupRules;
 use crate::forks::{Lineage, firsts_of_lines};
 use crate::report::{Finding, PassId, Severity, Structure};
+use crate::trees::ExpectedNode;
 use cairn_format::{
     BlockNumber, BlockRange, CleanupItem, DeadListItem, DeadRun, Generation, ItemKind, Key, Node,
     NodePointer, SnapshotItem, SubvolumeItem, TreeId,
@@ -167,16 +168,16 @@ impl Snapshots {
         }
     }
 
-    /// Remembers a node of a superblock's tree if a snapshot may have it too. A fork's nodes that
+    /// Remembers a node of the superblock's tree `tree` if a snapshot may have it too. A fork's nodes that
     /// are its origin's are not remembered as the fork's.
-    pub(crate) fn remember(&mut self, node: &Node, below: Subtree) {
-        if below.is_whole && self.may_have(node) {
+    pub(crate) fn remember(&mut self, tree: TreeId, node: &Node, below: Subtree) {
+        if below.is_whole && self.may_have(tree, node) {
             self.insert_known(node, below);
         }
     }
 
-    fn may_have(&self, node: &Node) -> bool {
-        let boundary = self.of.get(&node.tree()).map(SubvolumeSnapshots::boundary);
+    fn may_have(&self, tree: TreeId, node: &Node) -> bool {
+        let boundary = self.of.get(&tree).map(SubvolumeSnapshots::boundary);
         !self.needs_all_leaves && boundary.is_some_and(|boundary| node.generation() <= boundary)
     }
 
@@ -220,9 +221,12 @@ pub(crate) fn add_item(
 
 /// What the items in a leaf of a superblock's tree say of names and counters, if snapshots have it
 /// and are too many to check each as a whole.
-pub(crate) fn names_in(checker: &Checker<'_>, lineage: Lineage, leaf: &Node) -> Balance {
-    let is_wanted = checker.snapshots.are_many && checker.snapshots.may_have(leaf);
-    if is_wanted { balance_of(checker, lineage, leaf) } else { Balance::UNKNOWN }
+pub(crate) fn names_in(checker: &Checker<'_>, expected: &ExpectedNode, leaf: &Node) -> Balance {
+    let snapshots = &checker.snapshots;
+    match snapshots.are_many && snapshots.may_have(expected.tree, leaf) {
+        true => balance_of(checker, expected.lineage, leaf),
+        false => Balance::UNKNOWN,
+    }
 }
 
 fn balance_of(checker: &Checker<'_>, lineage: Lineage, leaf: &Node) -> Balance {

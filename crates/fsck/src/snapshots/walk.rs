@@ -233,7 +233,8 @@ impl SnapshotWalk<'_, '_> {
     fn visit_known(&mut self, expected: &ExpectedNode, known: &KnownNode) -> Subtree {
         let pointer = &expected.pointer;
         let KnownNode { tree, generation, level, below } = *known;
-        if (tree, generation, level) != (expected.tree, pointer.generation, pointer.level) {
+        let is_expected = expected.lineage.accepts_made_by(tree, generation, expected.tree);
+        if !is_expected || (generation, level) != (pointer.generation, pointer.level) {
             let problem = format!(
                 "a node of tree {tree}, generation {generation} and level {level} where the \
                  parent expects tree {}, generation {} and level {}",

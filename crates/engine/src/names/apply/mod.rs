@@ -96,6 +96,11 @@ impl Names {
         let (began, _reading) = self.begin_base_read(fork)?;
         let base = self.store.trees.tree_of_snapshot(began.snapshot)?;
         for _ in 0..TRIES {
+            // If all that came from there are gone meanwhile, others have another snapshot in common.
+            let now = self.store.origins_of_fork(fork)?.ok_or(Error::NotFound)?;
+            if now.snapshot != began.snapshot {
+                return Err(Error::NotFound);
+            }
             let target = self.target_of_fork(fork, options.target)?;
             let states = self.files.unchanging([fork, target])?;
             let (roots, way) = (states.roots(), [fork, target]);
