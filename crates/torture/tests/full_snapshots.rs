@@ -22,6 +22,7 @@ use small::{
     DIRECTORY, VOLUME_BYTES, change_some, expect_used, files_in, open, remove_files, used,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 const ROUNDS: u64 = 5;
@@ -115,14 +116,14 @@ fn alone(volume: &Volume, subvolume: u64) -> BTreeMap<u64, u64> {
 /// Deletes all snapshots in a random order, some of them at once. Each deletion works, and gives
 /// back what only the deleted snapshots have. The files in `changing` change in between: what died
 /// meanwhile enters lists that deletions before have read. Nothing may go on with these changes in
-/// the background.
+/// the background. Where each deletion stands in the device's history.
 fn delete_each(
     volume: &Volume,
     changing: &[InodeId],
     device: &SimulatedDevice,
     random: &mut Seeded,
-) {
-    let mut left = all_snapshots(volume);
+) -> Vec<Range<usize>> {
+    let (mut left, mut deletions) = (all_snapshots(volume), Vec::new());
     while !left.is_empty() {
         let mut chosen = Vec::new();
         for _ in 0..(1 + random.below(3)).min(left.len() as u64) {
@@ -141,7 +142,9 @@ fn delete_each(
         let before = used(volume, device).0;
         let alone = |(subvolume, generation): &(u64, u64)| alone(volume, *subvolume)[generation];
         let alone: u64 = generations.iter().map(alone).sum();
+        let begin = device.history_len();
         delete_at_once(volume, &chosen);
+        deletions.push(begin..device.history_len());
         let after = used(volume, device).0;
         let shown = |(of, name): &(u64, Vec<u8>)| format!("{of}/{}", String::from_utf8_lossy(name));
         let chosen: Vec<String> = chosen.iter().map(shown).collect();
@@ -151,6 +154,7 @@ fn delete_each(
         );
         change_some(volume, changing, random);
     }
+    deletions
 }
 
 /// Deletes these snapshots by as many threads, each of which tries all, from another one on.
@@ -237,12 +241,17 @@ fn a_deletion_that_was_interrupted_gives_all_back() {
     }
     volume.sync().expect("what write accepted has its space");
     device.start_recording();
-    delete_each(&volume, &roots, &device, &mut random);
+    let deletions = delete_each(&volume, &roots, &device, &mut random);
     volume.close().expect("it closes");
     let mut explorer = device.explorer();
     let (events, mut interrupted) = (explorer.history_len(), 0);
     let mut points: Vec<usize> =
-        (0..30).map(|_| random.below(events as u64 + 1) as usize).collect();
+        (0..20).map(|_| random.below(events as u64 + 1) as usize).collect();
+    // The deletion itself is the first commit, and the last one ends its cleanup.
+    points.extend((0..10).map(|_| {
+        let chosen = &deletions[random.below(deletions.len() as u64) as usize];
+        chosen.end - random.below(chosen.len() as u64 / 2 + 1) as usize
+    }));
     points.sort_unstable();
     for point in points {
         explorer.advance_to(point);
