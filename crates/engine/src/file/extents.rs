@@ -356,3 +356,30 @@ pub(crate) fn unwritten_run(
             UnwrittenRun { range, skipped_blocks: skip }
         })
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use cairn_format::{Generation, Inheritance};
+
+    /// A crash may find a superblock by which a fork is not joined yet.
+    #[test]
+    fn a_joined_fork_writes_nothing_in_place_that_it_had_inherited() {
+        let origin = Generation(5);
+        let inheritance = Inheritance { origin, made_until: Generation(6), is_noted: true };
+        let boundary = Boundary::default().inheriting(inheritance);
+        let extent = |generation: u64| Extent {
+            start: BlockNumber(generation * 100),
+            blocks: 1,
+            kind: ExtentKind::Unwritten,
+            generation: Generation(generation),
+            written: Generation(generation),
+            checksums: Vec::new(),
+        };
+        let extents = [5, 6].map(|generation| (FileBlock(generation), extent(generation)));
+        for _ in 0..2 {
+            assert_eq!(own_extents(&extents, &boundary).as_ref(), &extents[1..]);
+            boundary.join(Generation(0));
+        }
+    }
+}
