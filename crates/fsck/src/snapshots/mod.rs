@@ -168,8 +168,8 @@ impl Snapshots {
         }
     }
 
-    /// Remembers a node of the superblock's tree `tree` if a snapshot may have it too. A fork's nodes that
-    /// are its origin's are not remembered as the fork's.
+    /// Remembers a node of the superblock's tree `tree` if a snapshot may have it too. A fork's
+    /// nodes that are its origin's are not remembered as the fork's.
     pub(crate) fn remember(&mut self, tree: TreeId, node: &Node, below: Subtree) {
         if below.is_whole && self.may_have(tree, node) {
             self.insert_known(node, below);

@@ -96,7 +96,7 @@ impl Names {
         let (began, _reading) = self.begin_base_read(fork)?;
         let base = self.store.trees.tree_of_snapshot(began.snapshot)?;
         for _ in 0..TRIES {
-            // If all that came from there are gone meanwhile, others have another snapshot in common.
+            // Once those are gone, the fork counts as one of something else.
             let now = self.store.origins_of_fork(fork)?.ok_or(Error::NotFound)?;
             if now.snapshot != began.snapshot {
                 return Err(Error::NotFound);
