@@ -131,7 +131,7 @@ impl References {
                     if !is_needed {
                         continue;
                     }
-                    (item.is_hidden, item.name) = (true, Vec::new());
+                    (item.is_hidden, item.is_held, item.name) = (true, false, Vec::new());
                 }
                 walk.last = generation;
                 let is_whole = walk.visit(item.root, generation, LEVELS_MAX);
@@ -160,6 +160,10 @@ impl References {
         });
         for (id, since, run) in runs {
             if run.birth.0 == 0 || run.birth > since || !checker.reader.contains(run.range) {
+                continue;
+            }
+            // What a fork has noted of its origin's is kept there.
+            if checker.lineage_of(id).is_of_origin(run.birth) {
                 continue;
             }
             let mut having = self.snapshots.range((id, run.birth)..=(id, since));
