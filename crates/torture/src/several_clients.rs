@@ -1,6 +1,6 @@
 //! Several clients that write, fsync and rename files of their own on one volume while something
 //! goes wrong, perhaps beside a thread that commits all the time, or one that makes and removes
-//! snapshots and forks ([`Copier`]); and the judge of what is left.
+//! snapshots and forks (`copier.rs`); and the judge of what is left.
 //!
 //! A [`File`] remembers each version and each name that its client gave it, and how each fsync
 //! ended. What an fsync acknowledged must be there after a power failure at any later point. What
