@@ -148,7 +148,8 @@ const RANDOM_RUNS: &[(Sabotage, Killer)] = &[
     (Sabotage::NoCrashInRecovery, Floor("power failures in a recovery")),
     (Sabotage::FirstClientOnly, Planted("")),
     (Sabotage::IgnoresTheOrder, Planted("names older than those of other clients")),
-    (Sabotage::ForgetsData, Planted("older blocks of data")),
+    // A run ends with the first state that is accepted: older blocks, or older data in a snapshot.
+    (Sabotage::ForgetsData, Planted("older")),
     (Sabotage::SnapshotsByName, Planted("bytes from nowhere in a snapshot")),
     (Sabotage::AcceptsAnythingOlder, Planted("")),
     (Sabotage::IgnoresFsck, Planted("a damaged root of the trees")),
