@@ -464,7 +464,7 @@ fn pass(delay: Duration) {
 
 fn blocks_of(buffers: &[&[u8]]) -> Vec<Arc<Block>> {
     let blocks = buffers.iter().flat_map(|buffer| buffer.as_chunks::<BLOCK_BYTES>().0);
-    blocks.map(|block| Arc::new(*block)).collect()
+    blocks.map(|block| Arc::new(Block::new(*block))).collect()
 }
 
 impl BlockDevice for SimulatedDevice {
@@ -551,7 +551,7 @@ impl BlockDevice for SimulatedDevice {
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), DeviceError> {
         let range = self.checked(Operation::Discard, offset_bytes, length_bytes)?;
         let blocks = length_bytes / BLOCK_BYTES as u64;
-        let garbage = Arc::new([GARBAGE_BYTE; BLOCK_BYTES]);
+        let garbage = Arc::new(Block::new([GARBAGE_BYTE; BLOCK_BYTES]));
         self.change(range, WriteContent::Discarded { blocks, garbage })?;
         self.counters.count_discard();
         Ok(())

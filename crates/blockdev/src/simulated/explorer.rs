@@ -2,7 +2,8 @@
 
 use super::crash::{Fate, random_fates};
 use super::device::SimulatedDevice;
-use super::image::{Block, SparseImage};
+use super::digest::{SEEDS, ZEROS_DIGEST, mix};
+use super::image::SparseImage;
 use super::media::{DiscardContent, Media, MediaEvent, WriteId, WriteInfo};
 use cairn_environment::random::Seeded;
 use std::fmt;
@@ -211,14 +212,14 @@ impl CrashExplorer {
     }
 
     /// A digest of a state of this walk: equal for equal content, and different otherwise, except
-    /// with a probability of 2^-64. It costs time proportional to the writes since the recording
-    /// began.
+    /// with a probability of 2^-64. It costs time proportional to the blocks that were written
+    /// since the recording began; the bytes of each are read once.
     pub fn fingerprint(&self, state: &SimulatedDevice) -> u64 {
         let image = state.image();
         // A sum, so that the order of blocks doesn't matter. Unchanged blocks contribute nothing.
-        let held = |index| self.base.block(index).map_or(ZEROS_DIGEST, |block| digest(block));
+        let held = |index| self.base.block(index).map_or(ZEROS_DIGEST, |block| block.digest());
         image.changed_since(&self.base).fold(0, |sum: u64, (index, block)| {
-            let (now, before) = (block.map_or(ZEROS_DIGEST, |block| digest(block)), held(index));
+            let (now, before) = (block.map_or(ZEROS_DIGEST, |block| block.digest()), held(index));
             if now == before {
                 sum
             } else {
@@ -228,31 +229,8 @@ impl CrashExplorer {
     }
 }
 
-const SEEDS: [u64; 4] =
-    [0xa076_1d64_78bd_642f, 0xe703_7ed1_a0b4_28db, 0x8ebc_6af0_9c88_c6e3, 0x5899_65cc_7537_4cc3];
-
-/// A product of 128 bits, folded; after wyhash.
-fn mix(left: u64, right: u64) -> u64 {
-    let product = u128::from(left) * u128::from(right);
-    product as u64 ^ (product >> 64) as u64
-}
-
 fn write_digest(id: WriteId) -> u64 {
     mix(id.0 ^ SEEDS[0], SEEDS[1])
-}
-
-/// The digest of a block of zeros, which may be stored or not.
-const ZEROS_DIGEST: u64 = 0;
-
-fn digest(block: &Block) -> u64 {
-    let (pairs, _) = block.as_chunks::<16>();
-    let mut zeros = true;
-    let digest = pairs.iter().fold(SEEDS[0], |digest, pair| {
-        let pair = u128::from_le_bytes(*pair);
-        zeros &= pair == 0;
-        mix(digest ^ pair as u64, SEEDS[1] ^ (pair >> 64) as u64)
-    });
-    if zeros { ZEROS_DIGEST } else { digest }
 }
 
 impl fmt::Debug for CrashExplorer {

@@ -1,10 +1,43 @@
 //! The content of a device as a sparse table of shared blocks. A copy costs one pointer per MiB; a
 //! change copies one block and one part of the table.
 
+use super::digest;
 use crate::device::BLOCK_BYTES;
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
-pub(super) type Block = [u8; BLOCK_BYTES];
+pub(super) type Bytes = [u8; BLOCK_BYTES];
+
+/// A stored block, and the digest of its bytes once it was asked for: states of a walk share most
+/// of their blocks.
+#[derive(Clone)]
+pub(super) struct Block {
+    bytes: Bytes,
+    digest: OnceLock<u64>,
+}
+
+impl Block {
+    pub(super) fn new(bytes: Bytes) -> Block {
+        Block { bytes, digest: OnceLock::new() }
+    }
+
+    pub(super) fn digest(&self) -> u64 {
+        *self.digest.get_or_init(|| digest::of_bytes(&self.bytes))
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Bytes)) {
+        self.digest.take();
+        change(&mut self.bytes);
+    }
+}
+
+impl Deref for Block {
+    type Target = Bytes;
+
+    fn deref(&self) -> &Bytes {
+        &self.bytes
+    }
+}
 
 const CHUNK_BLOCKS: usize = 256;
 
@@ -47,9 +80,9 @@ impl SparseImage {
     }
 
     /// Changes a block in place, after copying it if it is shared.
-    pub(super) fn change_block(&mut self, index: u64, change: impl FnOnce(&mut Block)) {
+    pub(super) fn change_block(&mut self, index: u64, change: impl FnOnce(&mut Bytes)) {
         let mut block = self.block(index).cloned().unwrap_or_else(zeros);
-        change(Arc::make_mut(&mut block));
+        Arc::make_mut(&mut block).change(change);
         self.set_block(index, Some(block));
     }
 
@@ -108,5 +141,5 @@ impl SparseImage {
 }
 
 pub(super) fn zeros() -> Arc<Block> {
-    Arc::new([0; BLOCK_BYTES])
+    Arc::new(Block::new([0; BLOCK_BYTES]))
 }

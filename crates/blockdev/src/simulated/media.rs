@@ -7,7 +7,7 @@
 
 use super::SECTOR_BYTES;
 use super::crash::Fate;
-use super::image::{Block, SparseImage};
+use super::image::{Block, Bytes, SparseImage};
 use crate::device::BLOCK_BYTES;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -155,7 +155,7 @@ impl WriteRecord {
 }
 
 /// Stores the chosen sectors of block `index` of a write; without a `new` one, zeros.
-fn mix(index: u64, new: Option<&Arc<Block>>, target: &mut Block, chosen: impl Fn(u64) -> bool) {
+fn mix(index: u64, new: Option<&Arc<Block>>, target: &mut Bytes, chosen: impl Fn(u64) -> bool) {
     for sector in 0..SECTORS_PER_BLOCK {
         if chosen(index * SECTORS_PER_BLOCK + sector) {
             let bytes = (sector * SECTOR_BYTES) as usize..((sector + 1) * SECTOR_BYTES) as usize;

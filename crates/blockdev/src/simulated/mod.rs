@@ -23,6 +23,7 @@
 
 mod crash;
 mod device;
+mod digest;
 mod explorer;
 mod faults;
 mod gated;

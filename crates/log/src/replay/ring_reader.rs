@@ -92,7 +92,10 @@ impl<'d> RingReader<'d> {
         let mut window = self.window.borrow_mut();
         let window_bytes = WINDOW_BLOCKS.min(ring.blocks - ring_block) as usize * BLOCK_SIZE;
         if window.get(ring_block, buffer.len()).is_none() && buffer.len() <= window_bytes {
-            let mut bytes = AlignedBuffer::zeroed(window_bytes);
+            let mut bytes = std::mem::take(&mut *window).bytes;
+            if bytes.len() != window_bytes {
+                bytes = AlignedBuffer::zeroed(window_bytes);
+            }
             *window = match self.device.read(offset_of(ring_block), &mut bytes) {
                 Ok(()) => Window { ring_block, bytes },
                 Err(_) => Window::default(),

@@ -133,7 +133,8 @@ fn newest_bitmaps(device: &dyn BlockDevice, superblock: &Superblock) -> Result<B
     let geometry = superblock.geometry;
     let mut bitmaps =
         Bitmaps { bits: Vec::new(), slots: Vec::new(), stale: Vec::new(), damaged: None };
-    let mut buffers = [0, 1].map(|_| AlignedBuffer::zeroed(GROUPS_PER_READ as usize * BLOCK_SIZE));
+    let groups_at_once = GROUPS_PER_READ.min(geometry.groups()) as usize;
+    let mut buffers = [0, 1].map(|_| AlignedBuffer::zeroed(groups_at_once * BLOCK_SIZE));
     for first in (0..geometry.groups()).step_by(GROUPS_PER_READ as usize) {
         let count = GROUPS_PER_READ.min(geometry.groups() - first);
         for (slot, buffer) in buffers.iter_mut().enumerate() {
