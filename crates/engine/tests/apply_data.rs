@@ -3,7 +3,7 @@
 mod small_volume;
 
 use cairn_blockdev::{BlockDevice, MemoryDevice};
-use cairn_engine::{Apply, Error, InodeId, Volume, Winner};
+use cairn_engine::{Apply, AttributeChange, Error, InodeId, TimeChange, Timestamp, Volume, Winner};
 use cairn_environment::random::Seeded;
 use cairn_format::{BlockNumber, Extent, ItemKind, Key, NODE_SIZE, Node, Superblock};
 use small_volume::{DIRECTORY, device, open, put, used};
@@ -115,6 +115,30 @@ fn data_of_any_shape_arrives() {
         let [origin, fork] = roots(&volume);
         assert!(content(&volume, origin) == expected);
         assert!(content(&volume, fork) == expected);
+    }
+}
+
+/// Both sides wrote the same into holes of some terabytes, or not: nobody reads the holes.
+#[test]
+fn changes_in_a_huge_sparse_file_are_compared_without_its_holes() {
+    const FAR: u64 = 1 << 52;
+    for (their, last) in [(7, 8), (9, 8), (7, 9)] {
+        let device = device();
+        let volume = open(&device, None);
+        let origin = volume.create_subvolume(volume.root(), b"origin", &DIRECTORY).unwrap().inode;
+        put(&volume, origin, b"sparse", b"begin");
+        let fork = volume.fork(origin, volume.root(), b"fork").unwrap().inode;
+        for (side, [far, end]) in [(fork, [7, 8]), (origin, [their, last])] {
+            let file = find(&volume, side, b"sparse");
+            volume.write(file, FAR, &[far; BLOCK]).unwrap();
+            volume.write(file, 2 * FAR - 1, &[end]).unwrap();
+            let modified = Some(TimeChange::At(Timestamp::default()));
+            let change = AttributeChange { modified, ..AttributeChange::default() };
+            volume.set_attributes(file, &change).unwrap();
+        }
+        let applied = volume.apply(fork, Winner::Neither).unwrap();
+        let same = (their, last) == (7, 8);
+        assert_eq!(matches!(applied, Apply::Done(_)), same, "{applied:?}");
     }
 }
 

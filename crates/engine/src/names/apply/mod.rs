@@ -29,7 +29,7 @@ use crate::file::staged::Staged;
 use crate::store::alone::OperationSize;
 use crate::store::forks::Origins;
 use crate::store::operation::Operation;
-use crate::types::{Applied, Apply, ApplyOptions, Conflict};
+use crate::types::{Applied, Apply, ApplyOptions, Conflict, SeekTarget};
 use crate::{Error, InodeId, Result};
 use cairn_btree::Tree;
 use cairn_format::{
@@ -262,6 +262,7 @@ impl Names {
         let mut buffers = [vec![0; COMPARED_BYTES], vec![0; COMPARED_BYTES]];
         let mut at = 0;
         while at < item.size {
+            at = self.next_data_of_any(files, at, item.size)?;
             let mut counts = [0; 2];
             for ((file, buffer), count) in files.iter().zip(&mut buffers).zip(&mut counts) {
                 *count = self.files.read_into(*file, at, buffer)?;
@@ -273,6 +274,20 @@ impl Names {
             at += count as u64;
         }
         Ok(true)
+    }
+
+    /// Where one of `files` has data at or after `at`; otherwise the last byte of `size`, so that a
+    /// reader still meets a file that has become shorter.
+    fn next_data_of_any(&self, files: [InodeId; 2], at: u64, size: u64) -> Result<u64> {
+        let mut next = size - 1;
+        for file in files {
+            match self.files.seek(file, at, SeekTarget::Data) {
+                Ok(data) => next = next.min(data),
+                Err(Error::OutOfRange) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(next)
     }
 
     /// Conflicts with their paths, by path.
