@@ -24,7 +24,7 @@ pub struct Profile {
     pub file_bytes_max: u64,
     /// One operation in this many makes something durable.
     pub durability_interval: u64,
-    /// Extended attributes up to 64 KiB, files of a TiB.
+    /// Extended attributes up to 64 KiB, files of a TiB, writes of 4 MiB.
     pub extremes: bool,
     /// The power fails: some fsyncs have no client that waits for them, and what has several steps
     /// is left out.
@@ -263,6 +263,10 @@ impl Generator {
 
     fn length(&mut self) -> u64 {
         let largest = self.profile.file_bytes_max;
+        if self.profile.extremes && self.random.chance(1, 20) {
+            // About a power of two, where parts of a long write end.
+            return BLOCK_BYTES * ((1 << (4 + self.random.below(7))) + self.random.below(3) - 1);
+        }
         match self.random.below(12) {
             0 => 0,
             1 => 1 + self.random.below(16),
