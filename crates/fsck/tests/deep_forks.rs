@@ -6,6 +6,8 @@ mod history;
 use cairn_blockdev::SimulatedDevice;
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Apply, DifferenceKind, InodeId, Volume, Winner};
+use cairn_format::TREE_SUBVOLUMES;
+use cairn_fsck::dump::dump_tree;
 use history::{DIRECTORY, FILE, checked, open};
 use std::sync::Arc;
 
@@ -188,6 +190,30 @@ fn a_deep_chain_of_forks_works_and_goes() {
     phases.end("removal");
     assert_eq!(used(&volume), before);
     assert_eq!(volume.subvolumes().unwrap().len(), 1);
+    volume.close().unwrap();
+    check(&device);
+}
+
+#[test]
+fn the_middle_of_a_chain_goes_and_leaves_no_lists() {
+    let depth = 8 * STEP;
+    let (device, before) = start(depth);
+    let volume = open(&device, false);
+    make(&volume, depth);
+    for level in 1..depth {
+        volume.remove_subvolume(volume.root(), &name(level)).unwrap();
+    }
+    [0, depth].into_iter().for_each(|level| expect(&volume, level));
+    volume.close().unwrap();
+    check(&device);
+    // One of each, and one for what the first change has given up of the beginning.
+    let items = dump_tree(&*device, TREE_SUBVOLUMES, None).unwrap().to_string();
+    assert_eq!(items.matches("DeadList").count(), 3, "{items}");
+    let volume = open(&device, false);
+    for level in [0, depth] {
+        volume.remove_subvolume(volume.root(), &name(level)).unwrap();
+    }
+    assert_eq!(used(&volume), before);
     volume.close().unwrap();
     check(&device);
 }
