@@ -10,7 +10,8 @@ use crate::error::TreeError;
 use crate::handle::NodeHandle;
 use cairn_blockdev::AlignedBuffer;
 use cairn_environment::atomic::{AtomicBool, Ordering};
-use cairn_format::{Generation, Header, NODE_BLOCKS, NODE_SIZE};
+use cairn_format::{Generation, Header, NODE_BLOCKS, NODE_SIZE, TreeId};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Largest write, in nodes: 1 MiB.
@@ -77,6 +78,17 @@ impl NodeCache {
             .collect();
         nodes.sort_unstable_by_key(|dirty| dirty.node.block);
         DirtyNodes { cache: Arc::clone(self), generation, nodes }
+    }
+
+    /// The trees with nodes here that have got another root since [`Self::take_with_new_roots`] was
+    /// called: all whose roots differ from what they were then, and perhaps more.
+    pub fn with_new_roots(&self) -> BTreeSet<TreeId> {
+        self.dirty.new_roots()
+    }
+
+    /// The cut: the same. From now on those count that get another root after it.
+    pub fn take_with_new_roots(&self) -> BTreeSet<TreeId> {
+        self.dirty.take_new_roots()
     }
 
     /// Writes the nodes of a transaction, neighbours together, and marks them clean. No flush: the

@@ -5,7 +5,8 @@
 //! A taken node that the next transaction frees is still written: the superblock to come refers to
 //! it.
 //!
-//! Invariant: `count` is the number of running and taken nodes.
+//! Invariants: `count` is the number of running and taken nodes; a tree that has another root than
+//! at the last cut is in `new_roots`.
 //!
 //! Lock discipline: the lists have the rank `NODE_DIRTY`; nothing else is locked under it.
 use crate::handle::NodeHandle;
@@ -13,12 +14,14 @@ use crate::shard::BlockMap;
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicU64, Ordering};
 use cairn_environment::lock::Mutex;
-use cairn_format::Generation;
-use std::collections::BTreeMap;
+use cairn_format::{Generation, TreeId};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The dirty nodes by generation.
 pub(crate) struct DirtyLists {
     running: Mutex<BTreeMap<Generation, BlockMap<NodeHandle>>>,
+    /// Trees that have got another root since the last cut.
+    new_roots: Mutex<BTreeSet<TreeId>>,
     /// Running and taken nodes.
     count: AtomicU64,
 }
@@ -28,6 +31,7 @@ impl DirtyLists {
     pub(crate) fn new() -> DirtyLists {
         DirtyLists {
             running: Mutex::new(Rank::NODE_DIRTY, BTreeMap::new()),
+            new_roots: Mutex::new(Rank::NODE_DIRTY, BTreeSet::new()),
             count: AtomicU64::new(0),
         }
     }
@@ -41,6 +45,21 @@ impl DirtyLists {
     pub(crate) fn take(&self, generation: Generation) -> Vec<NodeHandle> {
         let list = self.running.lock().remove(&generation).unwrap_or_default();
         list.into_values().collect()
+    }
+
+    /// A tree has another root.
+    pub(crate) fn note_new_root(&self, tree: TreeId) {
+        self.new_roots.lock().insert(tree);
+    }
+
+    /// The trees that have got another root since the last cut.
+    pub(crate) fn new_roots(&self) -> BTreeSet<TreeId> {
+        self.new_roots.lock().clone()
+    }
+
+    /// The same for the cut, which begins anew.
+    pub(crate) fn take_new_roots(&self) -> BTreeSet<TreeId> {
+        std::mem::take(&mut *self.new_roots.lock())
     }
 
     /// A taken node is on the device.

@@ -45,6 +45,7 @@ impl RootGuard<'_> {
     pub(crate) fn set(&mut self, pointer: NodePointer) {
         self.tree.root_node.store(None);
         *self.guard = pointer;
+        self.tree.cache.dirty.note_new_root(self.tree.id);
     }
 }
 

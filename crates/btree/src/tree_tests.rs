@@ -187,9 +187,15 @@ fn a_tall_tree_grows_shrinks_and_vanishes() {
     let count = 4_000;
     let (tree, mut model) = filled(&mut volume, &shuffled(count, 2), VALUE_BYTES_MAX);
     assert_eq!(tree.root().level, 2);
+    assert!(volume.cache.take_with_new_roots().contains(&tree.id()));
+    let mut root = tree.root();
     for (done, index) in shuffled(count, 3).into_iter().enumerate() {
         assert_eq!(volume.remove(&tree, key(index)), model.remove(&key(index)));
+        let is_known = volume.cache.with_new_roots().contains(&tree.id());
+        assert_eq!(is_known, tree.root() != root);
         if done % 250 == 249 {
+            root = tree.root();
+            volume.cache.take_with_new_roots();
             volume.commit();
             volume.check_holds(tree.root(), &model);
             let nodes = volume.referenced_blocks() / NODE_BLOCKS;

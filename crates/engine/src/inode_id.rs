@@ -59,6 +59,12 @@ impl InodeId {
         (self.0 >> INODE_BITS) as u32
     }
 
+    /// The numbers of all inodes of the subvolume in `slot`.
+    pub(crate) fn all_of(slot: u32) -> RangeInclusive<u64> {
+        let last = InodeNumber(INODE_NUMBER_END - 1);
+        Self::new(slot, InodeNumber(0)).0..=Self::new(slot, last).0
+    }
+
     /// The inode with this number in the same subvolume.
     pub(crate) fn sibling(self, number: InodeNumber) -> Self {
         Self::new(self.slot(), number)

@@ -1,10 +1,13 @@
 //! Forks of forks, each of the one before: what goes along such a chain works at any depth, and
-//! costs no stack. `CAIRN_FORK_DEPTH` sets the depth (default 4096).
+//! costs no stack. `CAIRN_FORK_DEPTH` sets the depth (default 4096). With `--nocapture` it shows the
+//! processor time of each phase, which grows in proportion to the depth.
 mod history;
 
 use cairn_blockdev::SimulatedDevice;
 use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Apply, DifferenceKind, InodeId, Volume, Winner};
+use cairn_format::TREE_SUBVOLUMES;
+use cairn_fsck::dump::dump_tree;
 use history::{DIRECTORY, FILE, checked, open};
 use std::sync::Arc;
 
@@ -93,7 +96,7 @@ fn make(volume: &Volume, depth: u64) {
     volume.forget(source, 1);
 }
 
-fn compare_and_apply(volume: &Volume, depth: u64) {
+fn compare(volume: &Volume, depth: u64) {
     let changed = |old, new| {
         at(volume, old, |old| at(volume, new, |new| volume.differences(old, new).unwrap()))
     };
@@ -102,12 +105,35 @@ fn compare_and_apply(volume: &Volume, depth: u64) {
     let is_added = |kind: &DifferenceKind| *kind == DifferenceKind::Added;
     assert_eq!(all.iter().filter(|one| is_added(&one.kind)).count() as u64, depth / STEP);
     assert_eq!(changed(depth, 0).len(), all.len());
+}
+
+fn apply(volume: &Volume, depth: u64) {
     at(volume, depth, |fork| {
         put(volume, fork, b"applied", b"it is");
         let applied = volume.apply(fork, Winner::Neither).unwrap();
         assert!(matches!(applied, Apply::Done(_)), "{applied:?}");
     });
     at(volume, depth - 1, |origin| assert_eq!(get(volume, origin, b"applied"), b"it is"));
+}
+
+/// Shows what the phases take.
+struct Phases(u64);
+
+impl Phases {
+    fn begin() -> Self {
+        Self(Self::now_ns())
+    }
+
+    /// Processor time of this thread; there is no other.
+    fn now_ns() -> u64 {
+        let times = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+        times.split(' ').next().and_then(|time| time.parse().ok()).unwrap_or(0)
+    }
+
+    fn end(&mut self, name: &str) {
+        let before = std::mem::replace(&mut self.0, Self::now_ns());
+        println!("{name}: {:.2} s", (self.0 - before) as f64 / 1e9);
+    }
 }
 
 /// All that is there is right.
@@ -121,16 +147,23 @@ fn a_deep_chain_of_forks_works_and_goes() {
     let depth = std::env::var("CAIRN_FORK_DEPTH").map_or(DEPTH, |depth| depth.parse().unwrap());
     assert!(depth >= 2 * STEP, "that is not deep");
     let (device, before) = start(depth);
+    let mut phases = Phases::begin();
     let volume = open(&device, false);
     make(&volume, depth);
     volume.close().unwrap();
+    phases.end("making");
     check(&device);
+    phases.end("fsck");
 
     let mut volume = open(&device, false);
     for level in [depth, depth - 1, depth / 2, STEP, STEP - 1, 0] {
         expect(&volume, level);
     }
-    compare_and_apply(&volume, depth);
+    phases.end("mounting");
+    compare(&volume, depth);
+    phases.end("diff");
+    apply(&volume, depth);
+    phases.end("apply");
     // From both ends, so that those in the middle stay longest.
     let (mut first, mut last) = (0, depth);
     while first <= last {
@@ -144,15 +177,43 @@ fn a_deep_chain_of_forks_works_and_goes() {
         }
         if left == depth / 2 || left == 2 {
             volume.close().unwrap();
+            phases.end("removal");
             check(&device);
+            phases.end("fsck");
             volume = open(&device, false);
             for level in [first, last] {
                 expect(&volume, level);
             }
+            phases.end("mounting");
         }
     }
+    phases.end("removal");
     assert_eq!(used(&volume), before);
     assert_eq!(volume.subvolumes().unwrap().len(), 1);
+    volume.close().unwrap();
+    check(&device);
+}
+
+#[test]
+fn the_middle_of_a_chain_goes_and_leaves_no_lists() {
+    let depth = 8 * STEP;
+    let (device, before) = start(depth);
+    let volume = open(&device, false);
+    make(&volume, depth);
+    for level in 1..depth {
+        volume.remove_subvolume(volume.root(), &name(level)).unwrap();
+    }
+    [0, depth].into_iter().for_each(|level| expect(&volume, level));
+    volume.close().unwrap();
+    check(&device);
+    // One of each, and one for what the first change has given up of the beginning.
+    let items = dump_tree(&*device, TREE_SUBVOLUMES, None).unwrap().to_string();
+    assert_eq!(items.matches("DeadList").count(), 3, "{items}");
+    let volume = open(&device, false);
+    for level in [0, depth] {
+        volume.remove_subvolume(volume.root(), &name(level)).unwrap();
+    }
+    assert_eq!(used(&volume), before);
     volume.close().unwrap();
     check(&device);
 }

@@ -21,7 +21,7 @@ use cairn_format::{FileBlock, FileType, InodeItem, LogSeq};
 use cairn_log::DataTicket;
 use cairn_space::Reservation;
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -259,9 +259,55 @@ impl WriteGuard<'_> {
 
 const SHARDS: usize = 64;
 
+/// A part of the inodes in memory.
+#[derive(Default)]
+struct InodeShard {
+    inodes: FxHashMap<u64, Arc<Inode>>,
+    /// Those that are not of the subvolume at the root, which is never removed, so that those of
+    /// one subvolume are found without a look at all.
+    of_others: BTreeSet<u64>,
+}
+
+impl InodeShard {
+    fn make_room(&mut self, inodes_max: usize) {
+        if self.inodes.len() < inodes_max {
+            return;
+        }
+        let mut surplus = inodes_max.div_ceil(4);
+        self.inodes.retain(|number, inode| {
+            let evict = surplus > 0 && inode.evictable();
+            surplus -= usize::from(evict);
+            if evict {
+                self.of_others.remove(number);
+            }
+            !evict
+        });
+    }
+
+    fn get_or_insert(&mut self, number: InodeId) -> Arc<Inode> {
+        if number.slot() != 0 {
+            self.of_others.insert(number.0);
+        }
+        self.inodes.entry(number.0).or_insert_with(|| Inode::unloaded(number)).clone()
+    }
+
+    /// The inodes of a subvolume.
+    fn of_subvolume(&self, slot: u32) -> Vec<Arc<Inode>> {
+        let mut found = Vec::new();
+        if slot == 0 {
+            let all = self.inodes.values();
+            found.extend(all.filter(|inode| inode.number.slot() == slot).cloned());
+        } else {
+            let numbers = self.of_others.range(InodeId::all_of(slot));
+            found.extend(numbers.filter_map(|number| self.inodes.get(number)).cloned());
+        }
+        found
+    }
+}
+
 /// The inodes in memory, and the references to inodes.
 pub(crate) struct InodeTable {
-    shards: Vec<RwLock<FxHashMap<u64, Arc<Inode>>>>,
+    shards: Vec<RwLock<InodeShard>>,
     references: Vec<Mutex<FxHashMap<u64, u64>>>,
     entries_per_shard_max: usize,
 }
@@ -271,7 +317,7 @@ impl InodeTable {
     pub(crate) fn new(entries_max: usize) -> Self {
         Self {
             shards: (0..SHARDS)
-                .map(|_| RwLock::new(Rank::INODE_TABLE, FxHashMap::default()))
+                .map(|_| RwLock::new(Rank::INODE_TABLE, InodeShard::default()))
                 .collect(),
             references: (0..SHARDS).map(|_| Mutex::new(Rank::LEAF, FxHashMap::default())).collect(),
             entries_per_shard_max: (entries_max / SHARDS).max(1),
@@ -286,14 +332,14 @@ impl InodeTable {
     pub(crate) fn get(&self, number: InodeId) -> Arc<Inode> {
         let shard = Self::shard(&self.shards, number);
         // Whoever looks names up in the same directory passes here at once.
-        if let Some(inode) = shard.read().get(&number.0) {
+        if let Some(inode) = shard.read().inodes.get(&number.0) {
             return inode.clone();
         }
         let mut shard = shard.write();
-        if !shard.contains_key(&number.0) {
-            self.make_room(&mut shard);
+        if !shard.inodes.contains_key(&number.0) {
+            shard.make_room(self.entries_per_shard_max);
         }
-        shard.entry(number.0).or_insert_with(|| Inode::unloaded(number)).clone()
+        shard.get_or_insert(number)
     }
 
     /// Enters a newly made inode, with a name in `directory`. That may be locked: the new number is
@@ -304,31 +350,14 @@ impl InodeTable {
         *inode.state.write_at(number.0) = Some(Box::new(state));
     }
 
-    fn make_room(&self, shard: &mut FxHashMap<u64, Arc<Inode>>) {
-        if shard.len() < self.entries_per_shard_max {
-            return;
-        }
-        let mut surplus = self.entries_per_shard_max.div_ceil(4);
-        shard.retain(|_, inode| {
-            let evict = surplus > 0 && inode.evictable();
-            surplus -= usize::from(evict);
-            !evict
-        });
-    }
-
     /// The inodes of a subvolume in memory.
     pub(super) fn of_subvolume(&self, slot: u32) -> Vec<Arc<Inode>> {
-        let of_shard = |shard: &RwLock<FxHashMap<u64, Arc<Inode>>>| -> Vec<Arc<Inode>> {
-            let shard = shard.read();
-            let of_slot = shard.iter().filter(|(number, _)| InodeId(**number).slot() == slot);
-            of_slot.map(|(_, inode)| inode.clone()).collect()
-        };
-        self.shards.iter().flat_map(of_shard).collect()
+        self.shards.iter().flat_map(|shard| shard.read().of_subvolume(slot)).collect()
     }
 
     /// Number of inodes in memory.
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.read().len()).sum()
+        self.shards.iter().map(|shard| shard.read().inodes.len()).sum()
     }
 
     /// Number of inodes with references.

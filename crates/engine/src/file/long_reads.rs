@@ -13,18 +13,20 @@ use super::removal_queue::Orphan;
 use crate::InodeId;
 use cairn_environment::Rank;
 use cairn_environment::lock::{Condvar, Mutex};
+use rustc_hash::FxHashMap;
+use std::collections::hash_map::Entry;
 
 #[derive(Default)]
 struct State {
-    /// The root directories of what is read, once for each reader.
-    read: Vec<InodeId>,
+    /// The root directories of what is read, with the number of readers.
+    read: FxHashMap<InodeId, usize>,
     /// What is to be done when nobody reads the snapshot with this root directory.
     waiting: Vec<(InodeId, Orphan)>,
 }
 
 impl State {
     fn is_read(&self, root: InodeId) -> bool {
-        self.read.contains(&root)
+        self.read.contains_key(&root)
     }
 }
 
@@ -41,15 +43,19 @@ impl LongReads {
 
     /// Somebody reads these, unless they have ended: that is to be asked next.
     pub(crate) fn begin(&self, roots: &[InodeId]) {
-        self.state.lock().read.extend(roots);
+        let mut state = self.state.lock();
+        roots.iter().for_each(|root| *state.read.entry(*root).or_default() += 1);
     }
 
     /// One who read these has ended; what is to be done now.
     pub(crate) fn end(&self, roots: &[InodeId]) -> Vec<Orphan> {
         let mut state = self.state.lock();
         for root in roots {
-            if let Some(at) = state.read.iter().position(|read| read == root) {
-                state.read.swap_remove(at);
+            if let Entry::Occupied(mut readers) = state.read.entry(*root) {
+                *readers.get_mut() -= 1;
+                if *readers.get() == 0 {
+                    readers.remove();
+                }
             }
         }
         let waiting = std::mem::take(&mut state.waiting);

@@ -196,7 +196,7 @@ impl Store {
 
     /// Puts the roots that changed into the root tree.
     fn record_roots(&self, generation: Generation) -> Result<()> {
-        let (changed, roots) = (self.trees.changed(), &self.trees.roots);
+        let (changed, roots) = (self.trees.take_changed(), &self.trees.roots);
         for (tree, root) in changed {
             let request = Request { data_blocks: 0, nodes: roots.worst_case(1) };
             let reservation = self.space.reserve(request, Urgency::Commit)?;

@@ -8,7 +8,7 @@ use cairn_format::{
     DeadRun, Generation, InodeNumber, Key, Origin, SnapshotItem, SubvolumeItem, TreeId,
 };
 use cairn_space::Reservation;
-use rustc_hash::FxHashSet;
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 /// A snapshot that the next cut makes.
@@ -68,7 +68,7 @@ pub(crate) struct CutWork {
     pub(super) room: Mutex<Option<Reservation>>,
     /// Root directories of deleted snapshots that somebody may still be reading, with their
     /// subvolumes. Nobody begins to read these.
-    read: Mutex<Vec<(TreeId, InodeId)>>,
+    read: Mutex<BTreeSet<(TreeId, InodeId)>>,
     /// The last transaction in which a snapshot was deleted.
     deleted_in: AtomicU64,
     /// Dead runs that one transaction can have.
@@ -81,7 +81,7 @@ impl CutWork {
             wanted: Mutex::new(Rank::LEAF, Vec::new()),
             forks: Mutex::new(Rank::LEAF, Vec::new()),
             room: Mutex::new(Rank::LEAF, None),
-            read: Mutex::new(Rank::LEAF, Vec::new()),
+            read: Mutex::new(Rank::LEAF, BTreeSet::new()),
             deleted_in: AtomicU64::new(0),
             // All may be of one list.
             dead_runs_max: AtomicU64::new(Key::DEAD_RUN_ITEMS_MAX * DeadRun::PER_ITEM as u64),
@@ -95,7 +95,7 @@ impl CutWork {
 
     /// The snapshot of `id` with the root directory `root` has ended; somebody may be reading it.
     pub(super) fn note_readers(&self, id: TreeId, root: InodeId) {
-        self.read.lock().push((id, root));
+        self.read.lock().insert((id, root));
     }
 
     /// Has `unload` wait for those who still read deleted snapshots of `id`. Two threads may wait
@@ -107,10 +107,11 @@ impl CutWork {
         id: TreeId,
         unload: impl Fn(InodeId) -> Result<()>,
     ) -> Result<()> {
-        let of_subvolume = |(of, root): &(TreeId, InodeId)| (*of == id).then_some(*root);
-        let waited: FxHashSet<_> = self.read.lock().iter().filter_map(of_subvolume).collect();
-        waited.iter().copied().try_for_each(unload)?;
-        self.read.lock().retain(|(_, root)| !waited.contains(root));
+        let of_subvolume = (id, InodeId(0))..=(id, InodeId(u64::MAX));
+        let waited: Vec<_> = self.read.lock().range(of_subvolume).copied().collect();
+        waited.iter().try_for_each(|(_, root)| unload(*root))?;
+        let mut read = self.read.lock();
+        waited.iter().for_each(|waited| _ = read.remove(waited));
         Ok(())
     }
 

@@ -185,18 +185,12 @@ impl Store {
         Ok(Some(directories))
     }
 
-    /// The subvolume that is no fork from which the one of this inode descends. What descends from
-    /// the same one shares nodes, and an inode number in both is of one file.
-    pub(crate) fn first_origin(&self, inode: InodeId) -> Result<TreeId> {
-        let mut id = self.trees.subvolume(inode)?.id;
-        let records = self.trees.lock_records();
-        while let Some(origin) = records.find(id)?.and_then(|item| item.origin) {
-            if origin.subvolume >= id {
-                return Err(self.trees.damaged(format!("the fork {id} came before its origin")));
-            }
-            id = origin.subvolume;
-        }
-        Ok(id)
+    /// Whether the subvolumes of these inodes have come from the same one that is no fork. Such
+    /// share nodes, and an inode number in both is of one file.
+    pub(crate) fn are_of_one_family(&self, inodes: [InodeId; 2]) -> Result<bool> {
+        let [one, other] = inodes;
+        let ids = [self.trees.subvolume(one)?.id, self.trees.subvolume(other)?.id];
+        Ok(ids[0] == ids[1] || self.trees.lock_records().are_of_one_family(ids)?)
     }
 
     /// What the fork with the root directory `fork` can be applied to. If that is gone, it counts

@@ -9,9 +9,10 @@
 //! before the fork's first snapshot. They count from now on. Later ones are snapshots' of the
 //! fork. *A crash: both subvolumes are as before, or the fork is joined and its cleanup is noted.*
 //!
-//! Before that, dead lists that the subvolume itself has left go to the fork, one at a time: what
-//! is in them was its own origin's, so it counts for nothing in either of them, until the fork is
-//! joined with that origin, too. *A crash: some have gone; the next mount goes on.*
+//! Before that, dead lists that the subvolume itself has left go to the fork, one at a time, but
+//! for empty ones, which only go: what is in them was its own origin's, so it counts for nothing in
+//! either of them, until the fork is joined with that origin, too. *A crash: some have gone; the
+//! next mount goes on.*
 //!
 //! Nothing is joined
 //! - while one of both is dying, or the subvolume without a head has a cleanup;
@@ -153,8 +154,14 @@ impl Operation<'_> {
         if let Some((since, list)) = list {
             let [from, to] =
                 [of.id, fork].map(|id| Key::of_subvolume(id, ItemKind::DeadList, since));
+            let first = store.trees.runs_from(Key::dead_runs(list, Generation(0), 0))?;
+            let is_empty = first.is_none() && !store.space.has_dead(list);
             tree.remove(&change, &from)?;
-            tree.insert(&change, to, &DeadListItem { list }.encode())?;
+            if is_empty {
+                store.list_births.forget(list);
+            } else {
+                tree.insert(&change, to, &DeadListItem { list }.encode())?;
+            }
             return Ok(Step::ListMoved);
         }
         let oldest = item.inheritance().origin;
@@ -176,7 +183,7 @@ impl Operation<'_> {
             ..of_fork
         };
         records.put(&change, &store.superblock, fork, &joined)?;
-        store.trees.forget_lines();
+        store.trees.note_joined(of.id);
         if let Some(tree) = self.subvolume().open_tree() {
             tree.boundary().join(oldest);
         }

@@ -10,7 +10,8 @@
 //!   volume was opened with, which is open;
 //! - `recorded` of a tree is the pointer in its root item, or nothing if the root tree has none.
 //!   A tree has changed if its root *pointer* is another one: its root's generation says nothing,
-//!   since a removal can make an older leaf the root.
+//!   since a removal can make an older leaf the root. Only those are looked at to which the node
+//!   cache has seen another root given since the last cut.
 //!
 //! Lock discipline: `opening` (rank SUBVOLUMES) is held while a subvolume is opened, and around
 //! each change of the tree of subvolumes, of marks of removal and of places; the others are leaves.
@@ -32,6 +33,7 @@ use cairn_format::{
 };
 use cairn_space::{Boundary, Space};
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use records::{Records, Settings};
@@ -173,7 +175,7 @@ pub(crate) struct Trees {
     /// Of the known ones.
     slots: Mutex<FxHashMap<u64, u32>>,
     /// Slots of the open ones whose trees have not ended.
-    opened: Mutex<Vec<u32>>,
+    opened: Mutex<BTreeSet<u32>>,
     /// Numbers of subvolumes that were in use since the volume was opened; read when the first one
     /// is made.
     numbers: Mutex<Option<Numbers>>,
@@ -226,7 +228,7 @@ impl Trees {
                 .map(|_| OnceLock::new())
                 .collect(),
             slots: Mutex::new(Rank::LEAF, FxHashMap::default()),
-            opened: Mutex::new(Rank::LEAF, Vec::new()),
+            opened: Mutex::new(Rank::LEAF, BTreeSet::new()),
             numbers: Mutex::new(Rank::LEAF, None),
             opening: Mutex::new(Rank::SUBVOLUMES, ()),
             forming: Mutex::new(Rank::LEAF, FxHashSet::default()),
@@ -425,7 +427,7 @@ impl Trees {
             let tree = RecordedTree::new(tree, Some(root));
             let place = Mutex::new(Rank::LEAF, place);
             subvolume.files.get_or_init(|| Opened { tree, place });
-            self.opened.lock().push(slot);
+            self.opened.lock().insert(slot);
         }
         Ok(subvolume)
     }
@@ -509,17 +511,34 @@ impl Trees {
         opened.into_iter().filter_map(|slot| self.in_slot(slot))
     }
 
-    /// All trees that are open.
-    fn open_trees(&self) -> impl Iterator<Item = &RecordedTree> {
-        let files = self.open_subvolumes().map(|subvolume| &subvolume.opened().tree);
-        self.records.get().into_iter().chain(self.dead.get()).chain(files)
+    /// The tree with this id, if the root tree has it or is to have it, and it is open.
+    fn open_tree(&self, id: TreeId) -> Option<&RecordedTree> {
+        match id {
+            TREE_SUBVOLUMES => self.records.get(),
+            TREE_DEAD => self.dead.get(),
+            id => {
+                let slot = *self.slots.lock().get(&id.0)?;
+                let is_open = self.opened.lock().contains(&slot);
+                let subvolume = self.in_slot(slot).filter(|_| is_open)?;
+                Some(&subvolume.opened().tree)
+            }
+        }
+    }
+
+    /// Those of `ids` whose roots the root tree doesn't have, with these.
+    fn unrecorded(
+        &self,
+        ids: BTreeSet<TreeId>,
+    ) -> impl Iterator<Item = (&RecordedTree, NodePointer)> {
+        let trees = ids.into_iter().filter_map(|id| self.open_tree(id));
+        trees.filter_map(|tree| Some((tree, tree.unrecorded()?)))
     }
 
     /// Whether the newest superblock lacks anything.
     pub(crate) fn any_changed(&self) -> bool {
         self.has_new_setting.load(Ordering::Acquire)
             || !self.ended.lock().is_empty()
-            || self.open_trees().any(|tree| tree.unrecorded().is_some())
+            || self.unrecorded(self.cache.with_new_roots()).next().is_some()
     }
 
     /// At the cut: the trees that ended since the one before.
@@ -572,9 +591,9 @@ impl Trees {
         self.records.get().map_or(0, |records| records.tree.root().level)
     }
 
-    /// The trees whose roots the root tree doesn't have.
-    pub(crate) fn changed(&self) -> Vec<(&RecordedTree, NodePointer)> {
-        self.open_trees().filter_map(|tree| Some((tree, tree.unrecorded()?))).collect()
+    /// At the cut: the trees whose roots the root tree doesn't have.
+    pub(crate) fn take_changed(&self) -> Vec<(&RecordedTree, NodePointer)> {
+        self.unrecorded(self.cache.take_with_new_roots()).collect()
     }
 }
 

@@ -255,6 +255,11 @@ impl Balance {
         };
     }
 
+    /// Whether the items were looked at, and break no rule whose sides are not in the sum.
+    pub(crate) fn is_known(&self) -> bool {
+        self.is_plain
+    }
+
     /// Whether names and counters agree in a whole tree. That all its directories can be reached is
     /// another question. `names_none`: no entry in it may name a subvolume.
     pub(crate) fn is_right(&self, names_none: bool) -> bool {

@@ -169,9 +169,11 @@ impl Snapshots {
     }
 
     /// Remembers a node of the superblock's tree `tree` if a snapshot may have it too. A fork's
-    /// nodes that are its origin's are not remembered as the fork's.
+    /// nodes that are its origin's are not remembered as the fork's. One above such nodes is read
+    /// again with the snapshot if their names matter: then they are known from the origin's.
     pub(crate) fn remember(&mut self, tree: TreeId, node: &Node, below: Subtree) {
-        if below.is_whole && self.may_have(tree, node) {
+        let lacks_names = self.are_many && node.level() > 0 && !below.names.is_known();
+        if below.is_whole && !lacks_names && self.may_have(tree, node) {
             self.insert_known(node, below);
         }
     }

@@ -34,7 +34,7 @@ impl Names {
             }
             self.files.enter(root)?;
         }
-        if self.store.first_origin(old)? != self.store.first_origin(new)? {
+        if !self.store.are_of_one_family([old, new])? {
             return Err(Error::CrossDevice);
         }
         if old == new {

@@ -118,6 +118,11 @@ impl<'a> Records<'a> {
         self.look(|relations| relations.forked(id).map(|made| made.0).collect())
     }
 
+    /// Whether two subvolumes have come from the same one that is no fork.
+    pub(in crate::store) fn are_of_one_family(&self, ids: [TreeId; 2]) -> Result<bool> {
+        self.look(|relations| relations.family(ids[0]) == relations.family(ids[1]))
+    }
+
     /// Reads the items unless what they say together is known.
     pub(in crate::store) fn know_relations(&self) -> Result<()> {
         self.look(|_| ())
@@ -125,10 +130,9 @@ impl<'a> Records<'a> {
 
     fn look<T>(&self, look: impl Fn(&Relations) -> T) -> Result<T> {
         // Not elsewhere: a tree that somebody has damaged on purpose may have an item twice.
-        if cfg!(test)
-            && let Ok(read) = self.read_relations()
-        {
-            self.trees.relations.look(|known| assert_eq!(*known, read, "the items say others"));
+        #[cfg(test)]
+        if let Ok(read) = self.read_relations() {
+            self.trees.relations.look(|known| known.expect_same(&read));
         }
         loop {
             if let Some(found) = self.trees.relations.look(&look) {
@@ -211,11 +215,9 @@ impl<'a> Records<'a> {
     fn need_tree(&self, change: &Change<'_>, superblock: &Superblock) -> Result<()> {
         if self.trees.records.get().is_none() {
             let tree = self.make_tree(change, TREE_SUBVOLUMES)?;
-            tree.insert(
-                change,
-                Key::subvolume(TREE_FILES),
-                &SubvolumeItem::first(superblock).encode(),
-            )?;
+            let first = SubvolumeItem::first(superblock);
+            let returned = tree.insert(change, Key::subvolume(TREE_FILES), &first.encode());
+            self.note_item(TREE_FILES, returned, Some(&first))?;
             self.trees.records.get_or_init(|| RecordedTree::new(tree, None));
         }
         Ok(())
@@ -301,7 +303,7 @@ impl<'a> Records<'a> {
         let subvolume = self.trees.put_in_slot(id, slot);
         let (tree, place) = (RecordedTree::new(tree, None), Mutex::new(Rank::LEAF, place));
         subvolume.files.get_or_init(|| Opened { tree, place });
-        self.trees.opened.lock().push(slot);
+        self.trees.opened.lock().insert(slot);
         self.trees.note_move();
     }
 
@@ -320,7 +322,7 @@ impl<'a> Records<'a> {
 
     /// The tree of a subvolume is gone.
     pub(in crate::store) fn note_ended(&self, subvolume: &Subvolume) {
-        self.trees.opened.lock().retain(|slot| *slot != subvolume.slot);
+        self.trees.opened.lock().remove(&subvolume.slot);
         self.trees.ended.lock().push(subvolume.id);
     }
 

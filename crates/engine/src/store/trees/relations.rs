@@ -11,22 +11,27 @@
 //! Invariants, of what is known:
 //! - each item of a subvolume that has its name in another one is in `names`, and nothing else is:
 //!   the first one has no name, and forks that a cut is still to make have no item;
-//! - each item with an origin is in `forks`, also without a name, and nothing else is.
+//! - each item with an origin is in `forks`, also without a name, and nothing else is;
+//! - each subvolume with an item is in `families`, a fork in that of its origin. That stays so when
+//!   it is joined with its origin, and gets another one or none. So nobody walks along origins.
 //!
 //! Lock: a leaf, held for moments. Both states and changes need the lock of the tree of subvolumes,
 //! so items and what is known of them change as one. Unit tests compare them.
 use cairn_environment::Rank;
 use cairn_environment::lock::Mutex;
 use cairn_format::{Generation, InodeNumber, Origin, SubvolumeItem, TreeId};
+use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-#[derive(Default, PartialEq, Eq, Debug)]
+#[derive(Default, Debug)]
 pub(super) struct Relations {
     /// The subvolume and the directory with a name, and whose that is.
     names: BTreeSet<(TreeId, InodeNumber, TreeId)>,
     /// The snapshot that is an origin, and its fork.
     forks: BTreeSet<(TreeId, Generation, TreeId)>,
+    /// The family of each subvolume, by the id of one that all in it have come from.
+    families: FxHashMap<TreeId, TreeId>,
 }
 
 const IDS: RangeInclusive<TreeId> = TreeId(0)..=TreeId(u64::MAX);
@@ -41,8 +46,12 @@ fn fork_of(id: TreeId, item: &SubvolumeItem) -> Option<(TreeId, Generation, Tree
 }
 
 impl Relations {
-    /// The item of a subvolume is there.
+    /// The item of a subvolume is there; those of lower ids came before.
     pub(super) fn add(&mut self, id: TreeId, item: &SubvolumeItem) {
+        if !self.families.contains_key(&id) {
+            let family = item.origin.map_or(id, |origin| self.family(origin.subvolume));
+            self.families.insert(id, family);
+        }
         self.names.extend(name_of(id, item));
         self.forks.extend(fork_of(id, item));
     }
@@ -51,6 +60,12 @@ impl Relations {
     fn remove(&mut self, id: TreeId, item: &SubvolumeItem) {
         name_of(id, item).map(|name| self.names.remove(&name));
         fork_of(id, item).map(|fork| self.forks.remove(&fork));
+    }
+
+    /// Subvolumes have the same family if and only if they have come from the same one that is no
+    /// fork.
+    pub(super) fn family(&self, of: TreeId) -> TreeId {
+        self.families.get(&of).copied().unwrap_or(of)
     }
 
     /// The directories of a subvolume in which names of others stand, by ascending number; one
@@ -115,7 +130,26 @@ impl KnownRelations {
         if let Some(relations) = &mut *known {
             before.into_iter().for_each(|item| relations.remove(id, item));
             after.into_iter().for_each(|item| relations.add(id, item));
+            if after.is_none() {
+                relations.families.remove(&id);
+            }
         }
+    }
+}
+
+#[cfg(test)]
+impl Relations {
+    /// Both say the same. Which id a family has is nobody's business.
+    pub(super) fn expect_same(&self, other: &Self) {
+        assert_eq!((&self.names, &self.forks), (&other.names, &other.forks));
+        let members = |relations: &Self| {
+            let mut members = std::collections::BTreeMap::<_, BTreeSet<_>>::new();
+            for (id, family) in &relations.families {
+                members.entry(*family).or_default().insert(*id);
+            }
+            members.into_values().collect::<BTreeSet<_>>()
+        };
+        assert_eq!(members(self), members(other));
     }
 }
 
@@ -194,6 +228,47 @@ mod tests {
             assert!(relations.look(|known| expect_same(&items, known, &what)).is_some());
         }
         assert!(!items.is_empty());
+    }
+
+    #[test]
+    fn a_family_stays_together_when_forks_are_joined() {
+        let (mut random, relations) = (Seeded::new(1), KnownRelations::new());
+        relations.note_all(Relations::default());
+        let item = |origin| SubvolumeItem { origin, ..any_item(&mut Seeded::new(1)) };
+        let of = |id| Some(Origin { subvolume: TreeId(id), generation: Generation(id) });
+        let mut items = BTreeMap::from([(TreeId(0), item(None)), (TreeId(1), item(None))]);
+        items.iter().for_each(|(id, item)| relations.note_change(*id, Some([None, Some(item)])));
+        for id in 2..300 {
+            let (id, origin) = (TreeId(id), random.below(id));
+            let origin = items.keys().rev().nth(origin as usize % items.len()).unwrap().0;
+            let fork = item(of(origin));
+            relations.note_change(id, Some([None, Some(&fork)]));
+            items.insert(id, fork);
+            // One with a single fork is joined with that.
+            let forks = |id: &TreeId| {
+                let is_fork = |(_, item): &(&TreeId, &SubvolumeItem)| {
+                    item.origin.is_some_and(|origin| origin.subvolume == *id)
+                };
+                items.iter().filter(is_fork).map(|(id, _)| *id).collect::<Vec<_>>()
+            };
+            let found = items.keys().find_map(|id| {
+                Some(*id).zip(match forks(id)[..] {
+                    [fork] => Some(fork),
+                    _ => None,
+                })
+            });
+            if let Some((gone, fork)) = found.filter(|_| random.chance(1, 2)) {
+                let before = items.remove(&gone).unwrap();
+                relations.note_change(gone, Some([Some(&before), None]));
+                let joined = item(before.origin);
+                let was = items.insert(fork, joined).unwrap();
+                relations.note_change(fork, Some([Some(&was), Some(&joined)]));
+            }
+            let mut read = Relations::default();
+            items.iter().for_each(|(id, item)| read.add(*id, item));
+            relations.look(|known| known.expect_same(&read)).unwrap();
+        }
+        assert!(items.contains_key(&TreeId(299)) && items.len() < 250, "{}", items.len());
     }
 
     #[test]
