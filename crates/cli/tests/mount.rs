@@ -46,6 +46,29 @@ fn a_volume_is_created_used_and_found_again() {
     mounted.succeeds(&["umount", "dir"]);
 }
 
+/// What was made for a mount goes if there is none, and nothing else does.
+#[test]
+fn a_mount_that_fails_leaves_no_new_image() {
+    let Some(mounted) = Mounted::new() else { return };
+    let exists = |name: &str| mounted.path(name).exists();
+    for (image, foreground) in [("image", false), ("image", true), ("mirror:a,b", false)] {
+        let mut fails = vec!["mount", image, "dir", "--create", "64M", "-o", "subvolume=300"];
+        fails.extend(foreground.then_some("--foreground"));
+        assert!(mounted.exits_with(1, &fails).contains("300"), "{image}");
+        assert!(!["image", "a", "b"].into_iter().any(exists), "{image}");
+        assert!(!mounted.is_mounted());
+        // A volume that was there stays.
+        mounted.succeeds(&["mkfs", image, "--size", "64M"]);
+        mounted.exits_with(1, &fails);
+        mounted.succeeds(&["fsck", image]);
+        ["image", "a", "b"].into_iter().for_each(|name| drop(fs::remove_file(mounted.path(name))));
+    }
+    // So does a file that was empty.
+    fs::write(mounted.path("image"), "").unwrap();
+    mounted.exits_with(1, &["mount", "image", "dir", "--create", "64M", "-o", "subvolume=300"]);
+    assert!(exists("image"));
+}
+
 #[test]
 fn an_image_in_use_is_left_alone() {
     let Some(mounted) = Mounted::new() else { return };

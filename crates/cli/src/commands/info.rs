@@ -6,7 +6,7 @@
 use crate::image::Image;
 use crate::{create, signature};
 use anyhow::{Context, bail};
-use cairn_blockdev::OpenMode;
+use cairn_blockdev::{BlockDevice, OpenMode};
 use cairn_format::{BLOCK_SIZE, BlockNumber, Features, Geometry, Superblock};
 use cairn_harness::{Size, console};
 use rustix::fs::SeekFrom;
@@ -120,8 +120,15 @@ fn from_file(path: &Path) -> anyhow::Result<Superblock> {
 
 fn from_device(image: &Image) -> anyhow::Result<Superblock> {
     let device = image.open(OpenMode::ReadOnly, true)?;
+    newest_on(&*device).with_context(|| image.to_string())
+}
+
+/// The superblock that counts.
+///
+/// # Errors
+/// None can be read.
+pub fn newest_on(device: &dyn BlockDevice) -> anyhow::Result<Superblock> {
     newest(device.length_bytes(), |block, bytes| Ok(device.read(block.offset_bytes(), bytes)?))
-        .with_context(|| image.to_string())
 }
 
 /// The one that counts, of the superblocks that can be read.

@@ -4,6 +4,7 @@
 //! server (`daemon`); the server opens the volume, mounts it, announces the mount, serves requests
 //! until the mount ends, and closes the volume. SIGTERM and SIGINT end the mount, and with it the
 //! server (`mount_end`).
+use crate::commands::info;
 use crate::create::NewVolume;
 use crate::create_composed;
 use crate::image::{self, Image};
@@ -14,6 +15,7 @@ use anyhow::{Context, ensure};
 use cairn_blockdev::{BlockDevice, OpenMode};
 use cairn_engine::{RecoveryProgress, Volume, VolumeOptions};
 use cairn_environment::clock;
+use cairn_format::Superblock;
 use cairn_fuse::{MountInfo, MountOptions};
 use cairn_harness::progress::ProgressBar;
 use cairn_harness::{Size, console};
@@ -95,11 +97,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return serve(arguments, &mut settings);
     }
     check_mountpoint(&arguments.dir)?;
-    if let Some(size) = arguments.create {
-        create_if_missing(&arguments.image, size)?;
-    }
+    let created = Created::for_mount(arguments)?;
     let code = daemon::start(&server_arguments(arguments)?)?;
     if code == ExitCode::SUCCESS {
+        created.keep();
         // Waits until the server has answered.
         fs::metadata(&arguments.dir)
             .with_context(|| format!("{}: the mount does not answer", arguments.dir.display()))?;
@@ -118,15 +119,50 @@ fn check_mountpoint(directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An existing volume is left as it is: the same command line starts a volume's life, and continues
-/// it.
-fn create_if_missing(image: &Image, size: Size) -> anyhow::Result<()> {
-    if create_composed::holds_volume(image)? {
-        return Ok(());
+/// A volume that was made to be mounted, and the files that were made for it. They are removed if
+/// it is not, unless another mount has used it since.
+struct Created<'a> {
+    image: &'a Image,
+    made: Option<(Superblock, Vec<PathBuf>)>,
+}
+
+impl<'a> Created<'a> {
+    /// An existing volume is left as it is: the same command line starts a volume's life, and
+    /// continues it.
+    fn for_mount(arguments: &'a Arguments) -> anyhow::Result<Self> {
+        let image = &arguments.image;
+        let nothing = Self { image, made: None };
+        let Some(size) = arguments.create else { return Ok(nothing) };
+        if create_composed::holds_volume(image)? {
+            return Ok(nothing);
+        }
+        let missing = image.paths().iter().filter(|path| !path.exists()).cloned().collect();
+        let size = image.paths().iter().all(|path| !is_block_device(path)).then_some(size);
+        let wanted = NewVolume { size, ..NewVolume::default() };
+        let superblock = create_composed::create(image, &wanted)?;
+        Ok(Self { image, made: Some((superblock, missing)) })
     }
-    let size = image.paths().iter().all(|path| !is_block_device(path)).then_some(size);
-    create_composed::create(image, &NewVolume { size, ..NewVolume::default() })?;
-    Ok(())
+
+    /// The volume is mounted.
+    fn keep(mut self) {
+        self.made = None;
+    }
+}
+
+impl Drop for Created<'_> {
+    fn drop(&mut self) {
+        let Some((made, files)) = &self.made else { return };
+        // Another mount that has it open keeps it from being opened, and one that has put something
+        // into it has taken numbers. What fails here is not the error that counts.
+        let Ok(device) = self.image.open(OpenMode::ReadWrite, false) else { return };
+        let is_as_made = info::newest_on(&*device).is_ok_and(|found| {
+            (found.volume, found.next_inode, found.next_tree)
+                == (made.volume, made.next_inode, made.next_tree)
+        });
+        if is_as_made {
+            files.iter().for_each(|path| drop(fs::remove_file(path)));
+        }
+    }
 }
 
 fn is_block_device(path: &Path) -> bool {
@@ -152,9 +188,7 @@ fn server_arguments(arguments: &Arguments) -> anyhow::Result<Vec<OsString>> {
 
 fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<ExitCode> {
     check_mountpoint(&arguments.dir)?;
-    if let Some(size) = arguments.create {
-        create_if_missing(&arguments.image, size)?;
-    }
+    let created = Created::for_mount(arguments)?;
     let image = arguments.image.absolute()?;
     let log = arguments.log.as_deref().map(logging::open).transpose()?;
     if let (Some(log), false) = (&log, arguments.serve) {
@@ -176,6 +210,7 @@ fn serve(arguments: &Arguments, settings: &mut MountSettings) -> anyhow::Result<
                 return Err(mount_error::explain(error));
             }
         };
+    created.keep();
     let ender = session.ender();
     let interrupted = EndOnSignal::start(signals, ender.clone(), arguments.dir.clone());
     if arguments.serve {
