@@ -164,7 +164,16 @@ fn a_damaged_tree_of_subvolumes_is_named_with_what_to_do() {
     assert!(told.contains("node at block") && told.contains(&advice), "{told}");
     // So it goes on from there.
     let told = mounted.exits_with(4, &["fsck", "image"]);
-    assert!(told.contains("cairn fsck image --repair"), "{told}");
+    let reason = "the tree that names the snapshots is damaged";
+    let refusal = format!("image can't be repaired: {reason}");
+    assert!(told.contains(&refusal) && told.contains("cairn fsck --extract"), "{told}");
+    assert!(!told.contains("cairn fsck image --repair"), "{told}");
     let told = mounted.exits_with(4, &["fsck", "image", "--repair"]);
-    assert!(told.contains("cairn fsck --extract"), "{told}");
+    assert!(told.contains(reason) && told.contains("cairn fsck --extract"), "{told}");
+    let of_snapshot = ["fsck", "image", "--extract", "out", "--snapshot", "257/one"];
+    let told = mounted.exits_with(8, &of_snapshot);
+    assert!(told.contains(reason) && told.contains("without --snapshot"), "{told}");
+    mounted.exits_with(4, &["fsck", "image", "--extract", "out"]);
+    let is_kept = |path: &str| fs::read(mounted.path(path)).is_ok_and(|data| data == b"kept");
+    assert!(["out/sub/file", "out/lost+found/257/file"].into_iter().any(is_kept));
 }

@@ -140,6 +140,8 @@ impl<'a> Checker<'a> {
             repaired: 0,
             losses: Losses::default(),
             damaged_snapshots: Vec::new(),
+            is_repairable: false,
+            rebuild_obstacle: None,
             statistics: Statistics {
                 total_blocks: superblock.geometry.total_blocks,
                 ..Statistics::default()
@@ -205,7 +207,10 @@ impl<'a> Checker<'a> {
         repair: impl FnOnce(&Self) -> Result<(), FsckError>,
     ) -> Result<(), FsckError> {
         let finding = match (self.options.repair, self.repair_obstacle().or(obstacle)) {
-            (false, _) => finding,
+            (false, obstacle) => {
+                self.report.is_repairable |= obstacle.is_none();
+                finding
+            }
             (true, Some(obstacle)) => finding.not_repaired(obstacle),
             (true, None) => {
                 repair(self)?;

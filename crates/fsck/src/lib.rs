@@ -110,6 +110,20 @@ pub enum FsckError {
         /// Those that it shows: of each the id of the subvolume that has it, `/`, and its name.
         names: String,
     },
+    /// The requested snapshot was not found, and damage hides snapshots.
+    #[error(
+        "the tree that names the snapshots is damaged, and snapshot \"{name}\" of subvolume \
+         {subvolume} is not among those that can be found: {names}; without --snapshot, the files \
+         of the subvolumes themselves can be copied out"
+    )]
+    HiddenSnapshot {
+        /// Id of the subvolume.
+        subvolume: u64,
+        /// The name.
+        name: String,
+        /// As of [`FsckError::NoSnapshot`].
+        names: String,
+    },
     /// A repair could not be written.
     #[error("repairing: {0}")]
     Device(#[from] DeviceError),
@@ -192,6 +206,13 @@ fn run<'a>(
     passes::run(&mut checker)?;
     paths::add(&mut checker)?;
     checker.report.damaged_snapshots = snapshots::damaged(&checker);
+    if checker.report.errors + checker.report.warnings > 0 {
+        let obstacle = repair::obstacle(&checker);
+        if checker.needs_rebuild {
+            checker.report.is_repairable = !options.repair && obstacle.is_none();
+        }
+        checker.report.rebuild_obstacle = obstacle;
+    }
     Ok(checker)
 }
 

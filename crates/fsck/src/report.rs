@@ -362,6 +362,10 @@ pub struct Report {
     pub losses: Losses,
     /// Damaged snapshots that are left.
     pub damaged_snapshots: Vec<DamagedSnapshot>,
+    /// A check without repair found something that a repair would do.
+    pub is_repairable: bool,
+    /// If something is wrong: why a repair refuses to make new trees, and so to give up anything.
+    pub rebuild_obstacle: Option<&'static str>,
     /// The content of the volume.
     pub statistics: Statistics,
 }

@@ -185,10 +185,15 @@ fn advise(report: &Report, arguments: &Arguments) {
             report.missing_bytes
         ));
     } else if others > 0 && !arguments.repair {
-        console::tell(&format_args!(
-            "cairn: `cairn fsck {image} --repair` repairs what can be repaired, and names what is lost"
-        ));
+        if report.is_repairable {
+            console::tell(&format_args!(
+                "cairn: `cairn fsck {image} --repair` repairs what can be repaired, and names what is lost"
+            ));
+        } else if let Some(obstacle) = report.rebuild_obstacle {
+            console::tell(&format_args!("cairn: {image} can't be repaired: {obstacle}"));
+        }
     }
+    let can_give_up = report.rebuild_obstacle.is_none();
     // One advice for each file, in the order in which they were found.
     let mut files: Vec<(Option<u64>, Option<&str>)> = Vec::new();
     for finding in report.findings.iter().filter(|finding| finding.is_lost_data()) {
@@ -201,10 +206,9 @@ fn advise(report: &Report, arguments: &Arguments) {
         match (path, inode) {
             (Some(path), _) => console::tell(&format_args!(
                 "cairn: {path}: its data is damaged, and there is no good copy. Mount the volume (`cairn mount {image} DIR`) and restore \
-                 the file from a backup, or remove it: rm DIR{}; or give up only the damaged blocks: cairn fsck {image} --repair \
-                 --accept-loss {}",
+                 the file from a backup, or remove it: rm DIR{}{}",
                 quoted_name(path),
-                quoted(path)
+                to_give_up(can_give_up, "; or give up only the damaged blocks", &image, path)
             )),
             (None, Some(inode)) => console::tell(&format_args!(
                 "cairn: inode {inode}: the data of a file without a name is damaged; the next mount removes the file"
@@ -212,7 +216,7 @@ fn advise(report: &Report, arguments: &Arguments) {
             (None, None) => {}
         }
     }
-    advise_on_snapshots(report, &image);
+    advise_on_snapshots(report, can_give_up, &image);
     if files.len() > ADVISED_MAX {
         console::tell(&format_args!(
             "cairn: {} more files have damaged data; the report above lists them",
@@ -221,20 +225,27 @@ fn advise(report: &Report, arguments: &Arguments) {
     }
 }
 
+/// How to give up what is at this path, or this snapshot; nothing if a repair refuses it.
+fn to_give_up(is_possible: bool, what: &str, image: &str, path: &str) -> String {
+    match is_possible {
+        true => format!("{what}: cairn fsck {image} --repair --accept-loss {}", quoted(path)),
+        false => String::new(),
+    }
+}
+
 /// The same about damaged snapshots.
-fn advise_on_snapshots(report: &Report, image: &str) {
+fn advise_on_snapshots(report: &Report, can_give_up: bool, image: &str) {
     let named = report.damaged_snapshots.iter().filter(|snapshot| snapshot.name.is_some());
     let named: Vec<String> = named.map(ToString::to_string).collect();
     for snapshot in named.iter().take(ADVISED_MAX) {
         console::tell(&format_args!(
             "cairn: snapshot {snapshot} is damaged, and there is no good copy. Copy out what can be read: \
-             cairn fsck {image} --extract DIR --snapshot {}; and then drop it: cairn fsck {image} --repair \
-             --accept-loss {}",
+             cairn fsck {image} --extract DIR --snapshot {}{}",
             quoted_name(snapshot),
-            quoted(snapshot)
+            to_give_up(can_give_up, "; and then drop it", image, snapshot)
         ));
     }
-    if named.len() > ADVISED_MAX {
+    if named.len() > ADVISED_MAX && can_give_up {
         console::tell(&format_args!(
             "cairn: {} more snapshots are damaged; --accept-loss ID/ drops all damaged ones of the \
              subvolume with this id",

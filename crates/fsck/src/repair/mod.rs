@@ -301,7 +301,9 @@ fn dropped_nodes(checker: &Checker<'_>, salvaged: &Salvaged) -> BTreeMap<u64, St
 /// The most by which a repair raises counters; the repaired volume can be mounted.
 const COUNTED_MAX: u64 = 2;
 
-fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
+/// Why a repair refuses to rebuild the volume, as far as the passes show it: the volume stays as it
+/// is then.
+pub(crate) fn obstacle(checker: &Checker<'_>) -> Option<&'static str> {
     let superblock = &checker.superblock;
     let snapshots: usize = checker.snapshots.of.values().map(|of| of.snapshots.len()).sum();
     let lost = |tree| checker.lost_nodes.iter().any(|lost| lost.concerns(tree));

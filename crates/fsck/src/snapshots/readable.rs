@@ -6,7 +6,7 @@ use crate::readable_tree::ReadableTree;
 use crate::reader::Reader;
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::trees::{ExpectedNode, children, contradiction};
-use cairn_format::{BlockNumber, Key, SnapshotItem, TreeId};
+use cairn_format::{BlockNumber, Key, SnapshotItem, TREE_SUBVOLUMES, TreeId};
 use std::collections::BTreeMap;
 
 /// Leaves in key order, and keys whose items are lost.
@@ -21,7 +21,7 @@ struct Found {
 /// and what is damaged in it.
 ///
 /// # Errors
-/// There is no such snapshot.
+/// There is no such snapshot, or damage hides it.
 pub(crate) fn readable(
     checker: &Checker<'_>,
     subvolume: TreeId,
@@ -34,10 +34,12 @@ pub(crate) fn readable(
             format!("{id}/{}", crate::names::shown(&item.name))
         };
         let names: Vec<String> = shown_by(checker, subvolume).map(text).collect();
-        return Err(FsckError::NoSnapshot {
-            subvolume: subvolume.0,
-            name: crate::names::shown(name),
-            names: if names.is_empty() { "none".into() } else { names.join(", ") },
+        let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+        let (subvolume, name) = (subvolume.0, crate::names::shown(name));
+        let is_damaged = checker.lost_nodes.iter().any(|lost| lost.concerns(TREE_SUBVOLUMES));
+        return Err(match is_damaged {
+            true => FsckError::HiddenSnapshot { subvolume, name, names },
+            false => FsckError::NoSnapshot { subvolume, name, names },
         });
     };
     let mut found = Found::default();
