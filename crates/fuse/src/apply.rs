@@ -40,9 +40,10 @@ pub enum Outcome {
 /// changes. Without it, that is the one whose name is not `NAME~before-rollback-NUMBER`.
 ///
 /// # Errors
-/// If it is no fork; if what it came from is gone (NODATA); if `target` is not that, nor has its
-/// place (XDEV); if there is no `target`, and several may be meant (NOTUNIQ); if the server is of
-/// another build; as of [`cairn_engine::Volume::apply`].
+/// If it is no fork, or continues a subvolume that is none (INVAL); if what it came from is gone
+/// (NODATA); if `target` is not that, nor has its place (XDEV); if there is no `target`, and
+/// several may be meant (NOTUNIQ); if the server is of another build; as of
+/// [`cairn_engine::Volume::apply`].
 pub fn apply(
     fork: &Path,
     target: Option<&Path>,
@@ -72,9 +73,10 @@ pub fn apply(
         None => Request::Apply { winner },
     };
     let mut answer = match ask(fork, &request) {
-        // A server that does not know the request refuses it, too.
+        // A server that does not know the request refuses it, too. What a rollback has put into the
+        // place of a subvolume has an origin, and is no fork.
         Err(MountError::Refused { errno: Errno::INVAL, .. })
-            if subvolume_at(fork).is_ok_and(|found| found.origin.is_some()) =>
+            if subvolume_at(fork).is_ok_and(|found| found.origin.is_some() && !found.continues) =>
         {
             return Err(other_build());
         }

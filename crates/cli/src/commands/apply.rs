@@ -270,6 +270,7 @@ fn explain(fork: &Path, error: MountError) -> anyhow::Error {
         Err(explained) => return explained,
     };
     let is_of_fork = path == fork;
+    let continues = || subvolumes::subvolume_at(&path).is_ok_and(|found| found.continues);
     let (fork, path) = (mount_error::shown(fork), mount_error::shown(&path));
     let reason = match errno {
         Errno::NOENT => format!("{path} does not exist; `cairn subvolume list` shows forks"),
@@ -285,6 +286,11 @@ fn explain(fork: &Path, error: MountError) -> anyhow::Error {
              may be meant (`cairn subvolume list` shows them): name the one that is to get the \
              changes, `{}`",
             shell::command("cairn apply", &[&fork, "ORIGIN"])
+        ),
+        Errno::INVAL if continues() => format!(
+            "{fork} is no fork: a rollback has put it into the place of a subvolume that was none, \
+             so there is no origin that could get its changes. To try changes out, fork it: `{}`",
+            shell::command("cairn fork", &[&fork, "NEW"])
         ),
         Errno::INVAL | Errno::NOTDIR => format!(
             "{fork} is not the root directory of a fork, so it has no changes to apply: `cairn \

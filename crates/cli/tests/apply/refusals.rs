@@ -59,6 +59,28 @@ fn what_can_not_be_applied_is_explained() {
     });
 }
 
+/// What a rollback has put into a place came from a snapshot, as forks do.
+#[test]
+fn what_was_rolled_back_is_no_fork() {
+    with_fork(
+        "",
+        |_: &Path| {},
+        |mounted, _, fork| {
+            for path in ["dir/base", "dir/fork"] {
+                mounted.succeeds(&["snapshot", "create", path, "one"]);
+                mounted.succeeds(&["rollback", path, "one"]);
+            }
+            let told = mounted.exits_with(2, &["apply", "dir/base"]);
+            let advice = "fork it: `cairn fork dir/base NEW`";
+            assert!(told.contains("dir/base is no fork") && told.contains(advice), "{told}");
+            // A fork stays one.
+            fs::write(fork.join("file"), "fork").unwrap();
+            apply(mounted, &["dir/base"]);
+            assert_eq!(text(mounted.at("base/file")), "fork");
+        },
+    );
+}
+
 /// A path that is named exists where the user is.
 #[test]
 fn the_origin_is_named_as_a_bind_mount_shows_it() {
