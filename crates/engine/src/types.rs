@@ -340,6 +340,8 @@ pub struct Conflict {
     pub path: Vec<u8>,
     /// What it is.
     pub kind: ConflictKind,
+    /// Path of the highest directory above it that one of them has removed.
+    pub removed: Option<Vec<u8>>,
 }
 
 /// The kinds of conflicts at a path.

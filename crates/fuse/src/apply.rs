@@ -1,6 +1,7 @@
 //! The application of a fork's changes to what it came from, for programs.
 //!
-//! The server says which conflicts there are as text: of each a letter and its path.
+//! The server says which conflicts there are as text: of each a letter, its path, and the path of a
+//! directory above it that was removed, if one was.
 use crate::control::send_cached_data_of;
 use crate::directory_requests::{FileInDoubt, Request, Side, Subvolume, ask};
 use crate::error::MountError;
@@ -122,11 +123,15 @@ const LETTERS: [(&str, ConflictKind); 6] = [
 /// Conflicts as text: printable characters without quotes and backslashes.
 pub(crate) fn encode(conflicts: &[Conflict]) -> String {
     let mut text = String::new();
-    for Conflict { path, kind } in conflicts {
+    for Conflict { path, kind, removed } in conflicts {
         let letter = LETTERS.iter().find(|(_, one)| one == kind);
         text.push_str(letter.map_or("?", |(letter, _)| letter));
         text.push(' ');
         encode_path(&mut text, path);
+        if let Some(removed) = removed {
+            text.push(' ');
+            encode_path(&mut text, removed);
+        }
         text.push(';');
     }
     text
@@ -134,9 +139,13 @@ pub(crate) fn encode(conflicts: &[Conflict]) -> String {
 
 fn decode(text: &str) -> Option<Vec<Conflict>> {
     decode_records(text, |fields| {
-        let [letter, path] = fields else { return None };
+        let (letter, path, removed) = match fields {
+            [letter, path] => (letter, path, None),
+            [letter, path, removed] => (letter, path, Some(decode_path(removed)?)),
+            _ => return None,
+        };
         let (_, kind) = LETTERS.iter().find(|(one, _)| one == letter)?;
-        Some(Conflict { path: decode_path(path)?, kind: *kind })
+        Some(Conflict { path: decode_path(path)?, kind: *kind, removed })
     })
 }
 
@@ -155,12 +164,16 @@ mod tests {
             ConflictKind::BothMoved,
             ConflictKind::Loop,
         ];
-        let all = Vec::from(all.map(|kind| Conflict { path: every_byte.clone(), kind }));
+        let conflict = |kind| {
+            let removed = (kind == ConflictKind::RemovedInFork).then(|| every_byte[9..].to_vec());
+            Conflict { path: every_byte.clone(), kind, removed }
+        };
+        let all = Vec::from(all.map(conflict));
         let text = encode(&all);
         assert_eq!(decode(&text), Some(all));
         assert_eq!(serde_json::to_string(&text).unwrap().len(), text.len() + 2);
         assert_eq!(decode(""), Some(Vec::new()));
-        for bad in [";", "C a", "C;", "? a;", "C a b;", "C %4;"] {
+        for bad in [";", "C a", "C;", "? a;", "C a b c;", "C %4;", "C a %4;"] {
             assert_eq!(decode(bad), None, "{bad}");
         }
     }

@@ -148,6 +148,9 @@ struct ShownConflict {
     path: String,
     /// `both_changed`, `removed_in_origin`, `removed_in_fork`, `both_named`, `both_moved`, `loop`.
     kind: &'static str,
+    /// The directory above it that one side has removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    removed: Option<String>,
     /// `--theirs` and `--ours` decide it.
     can_be_decided: bool,
 }
@@ -168,6 +171,7 @@ impl Shown {
                 ConflictKind::BothMoved => "both_moved",
                 ConflictKind::Loop => "loop",
             },
+            removed: conflict.removed.as_deref().map(cairn_fsck::shown_path),
             can_be_decided: conflict.kind.can_be_decided(),
         };
         Self {
@@ -201,14 +205,31 @@ fn applied(fork: &Path, origin: &str, counts: AppliedCounts) -> String {
 
 fn line(conflict: &Conflict, winner: Winner, origin: &str) -> String {
     let path = cairn_fsck::shown_path(&conflict.path);
+    let removed = conflict.removed.as_deref().map(cairn_fsck::shown_path);
     let meaning = match conflict.kind {
         ConflictKind::BothChanged => "changed in both, in different ways".to_owned(),
+        ConflictKind::RemovedInOrigin if let Some(removed) = &removed => match winner {
+            Winner::Fork => format!(
+                "it is in the directory {removed}, which was removed in {origin}: move what is new \
+                 there to another directory of the fork"
+            ),
+            _ => format!(
+                "new or changed in the fork; the directory {removed} was removed in {origin}"
+            ),
+        },
+        ConflictKind::RemovedInFork if let Some(removed) = &removed => match winner {
+            Winner::Fork => format!(
+                "the directory {removed} was removed in the fork, and this is in it in {origin}: \
+                 remove that first"
+            ),
+            _ => format!("changed in {origin}; the directory {removed} was removed in the fork"),
+        },
         ConflictKind::RemovedInOrigin if winner == Winner::Fork => format!(
             "it is, or is in, a directory that was removed in {origin}: move what is new there to \
              another directory of the fork"
         ),
         ConflictKind::RemovedInOrigin => {
-            format!("new or changed in the fork; removed in {origin}, or in a directory that was")
+            format!("new or changed in the fork, removed in {origin}")
         }
         ConflictKind::RemovedInFork if winner == Winner::Fork => {
             format!("removed in the fork, and something is in it in {origin}: remove that first")
@@ -335,7 +356,7 @@ mod tests {
     use super::*;
 
     fn conflict(kind: ConflictKind) -> Conflict {
-        Conflict { path: b"a/\xff\n".to_vec(), kind }
+        Conflict { path: b"a/\xff\n".to_vec(), kind, removed: None }
     }
 
     #[test]

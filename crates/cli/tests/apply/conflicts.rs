@@ -80,7 +80,7 @@ fn conflicts_change_nothing() {
         for ((path, _), line) in KINDS.iter().zip(&lines) {
             assert!(line.starts_with(&format!("{path}: ")), "{told}");
         }
-        assert!(lines[5].contains("removed in dir/base, or in a directory that was"), "{told}");
+        assert!(lines[5].ends_with("changed in the fork, removed in dir/base"), "{told}");
         assert!(lines[7].contains("nothing was changed: 7 conflicts; `--theirs`"), "{told}");
         assert_eq!((tree(base), tree(fork)), before);
         mounted.remount();
@@ -91,6 +91,44 @@ fn conflicts_change_nothing() {
             let _ = fs::remove_file(base.join(name));
         }
         assert_eq!(conflicts(mounted, &[]).len(), KINDS.len() - 2);
+    });
+}
+
+/// The highest directory that was removed is named, not only what was in it.
+#[test]
+fn a_removed_directory_is_named() {
+    let prepare = |base: &Path| {
+        for directory in ["kept/one/below", "kept/two/below"] {
+            fs::create_dir_all(base.join(directory)).unwrap();
+            fs::write(base.join(directory).join("file"), "file").unwrap();
+        }
+    };
+    with_fork("", prepare, |mounted, base, fork| {
+        fs::remove_dir_all(base.join("kept/one")).unwrap();
+        fs::write(fork.join("kept/one/below/file"), "changed").unwrap();
+        fs::create_dir(fork.join("kept/one/below/new")).unwrap();
+        fs::write(fork.join("kept/one/below/new/file"), "new").unwrap();
+        fs::remove_dir_all(fork.join("kept/two")).unwrap();
+        fs::write(base.join("kept/two/below/file"), "changed").unwrap();
+        let shown = |conflict: &Value| {
+            let of = |name: &str| conflict[name].as_str().unwrap_or("-").to_owned();
+            [of("path"), of("kind"), of("removed")].join(" ")
+        };
+        let found: Vec<String> = conflicts(mounted, &[]).iter().map(shown).collect();
+        let (of_origin, of_fork) = ("removed_in_origin kept/one", "removed_in_fork kept/two");
+        assert_eq!(
+            found,
+            [
+                format!("kept/one/below/file {of_origin}"),
+                format!("kept/one/below/new {of_origin}"),
+                format!("kept/two/below/file {of_fork}"),
+            ]
+        );
+        let told = mounted.exits_with(1, &["apply", "dir/fork"]);
+        assert!(told.contains("the directory kept/one was removed in dir/base\n"), "{told}");
+        assert!(told.contains("the directory kept/two was removed in the fork\n"), "{told}");
+        let told = mounted.exits_with(1, &["apply", "--theirs", "dir/fork"]);
+        assert!(told.contains("in the directory kept/one, which was removed in"), "{told}");
     });
 }
 

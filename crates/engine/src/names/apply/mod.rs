@@ -29,7 +29,7 @@ use crate::file::staged::Staged;
 use crate::store::alone::OperationSize;
 use crate::store::forks::Origins;
 use crate::store::operation::Operation;
-use crate::types::{Applied, Apply, ApplyOptions, Conflict, SeekTarget};
+use crate::types::{Applied, Apply, ApplyOptions, Conflict, ConflictKind, SeekTarget};
 use crate::{Error, InodeId, Result};
 use cairn_btree::Tree;
 use cairn_format::{
@@ -38,7 +38,7 @@ use cairn_format::{
 use changes::{DataChange, InodeChange, SideChanges, is_directory, is_own_attribute};
 use execute::{Application, Content, Outcome};
 use merge::{Found, Merge, Merging, Subject};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Times that all begins again because the origin has changed.
 const TRIES: usize = 16;
@@ -295,23 +295,30 @@ impl Names {
         let none: &[Entry] = &[];
         let mut conflicts = Vec::new();
         for (subject, kind) in found {
-            let mut path = None;
+            let mut place = None;
             for side in [sides.fork, sides.origin, sides.base] {
-                path = match &subject {
+                place = match &subject {
                     Subject::Entry((directory, name)) => match side.inode_item(*directory)? {
                         Some(item) if item.links > 0 => {
-                            Some(Paths::new(side, none).of_entry(*directory, name)?)
+                            let path = Paths::new(side, none).of_entry(*directory, name)?;
+                            Some((path, *directory))
                         }
                         _ => None,
                     },
-                    Subject::Inode(inode) => path_of(side, *inode)?,
+                    Subject::Inode(inode) => place_of(side, *inode)?,
                 };
-                if path.is_some() {
+                if place.is_some() {
                     break;
                 }
             }
-            let path = path.unwrap_or_else(|| b"?".to_vec());
-            conflicts.push(Conflict { path, kind });
+            let (path, directory) = place.unwrap_or_else(|| (b"?".to_vec(), INODE_ROOT));
+            let Sides { base, fork, origin, .. } = sides;
+            let removed = match kind {
+                ConflictKind::RemovedInOrigin => removed_above(directory, fork, [base, origin])?,
+                ConflictKind::RemovedInFork => removed_above(directory, origin, [base, fork])?,
+                _ => None,
+            };
+            conflicts.push(Conflict { path, kind, removed });
         }
         conflicts.sort_unstable_by(|one, other| one.path.cmp(&other.path));
         conflicts.dedup();
@@ -337,20 +344,44 @@ fn other_items(
     Ok(items)
 }
 
-/// A path of an inode that this side has.
-fn path_of(side: Side<'_>, inode: InodeNumber) -> Result<Option<Vec<u8>>> {
+/// A path of an inode that this side has, and the directory in which that ends.
+fn place_of(side: Side<'_>, inode: InodeNumber) -> Result<Option<(Vec<u8>, InodeNumber)>> {
     let Some(item) = side.inode_item(inode)?.filter(|item| item.links > 0) else {
         return Ok(None);
     };
     if inode == INODE_ROOT {
-        return Ok(Some(b".".to_vec()));
+        return Ok(Some((b".".to_vec(), INODE_ROOT)));
     }
     let mut paths = Paths::new(side, &[]);
     if is_directory(&item) {
         let path = paths.of_directory(inode)?;
-        return Ok(Some(path.strip_suffix(b"/").unwrap_or(path).to_vec()));
+        let path = path.strip_suffix(b"/").unwrap_or(path).to_vec();
+        return Ok(Some((path, InodeNumber(item.parent))));
     }
     let names = paths.names_of(BTreeMap::from([(inode, Wanted::new(1, &item))]), &mut Err)?;
     let Some((_, directory, name)) = names.into_iter().next() else { return Ok(None) };
-    paths.of_entry(directory, &name).map(Some)
+    Ok(Some((paths.of_entry(directory, &name)?, directory)))
+}
+
+/// The path on `side` of the highest directory, from `directory` upwards, that `base` has and
+/// `other` has not.
+fn removed_above(
+    directory: InodeNumber,
+    side: Side<'_>,
+    [base, other]: [Side<'_>; 2],
+) -> Result<Option<Vec<u8>>> {
+    let has = |side: Side<'_>, inode| -> Result<bool> {
+        Ok(side.inode_item(inode)?.is_some_and(|item| item.links > 0))
+    };
+    let (mut at, mut seen, mut highest) = (directory, BTreeSet::new(), None);
+    // Damage may lead in circles.
+    while at != INODE_ROOT && seen.insert(at) {
+        let Some(item) = side.inode_item(at)?.filter(is_directory) else { break };
+        if has(base, at)? && !has(other, at)? {
+            highest = Some(at);
+        }
+        at = InodeNumber(item.parent);
+    }
+    let Some(highest) = highest else { return Ok(None) };
+    Ok(place_of(side, highest)?.map(|(path, _)| path))
 }
