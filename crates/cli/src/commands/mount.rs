@@ -136,7 +136,11 @@ impl<'a> Created<'a> {
         if create_composed::holds_volume(image)? {
             return Ok(nothing);
         }
-        let missing = image.paths().iter().filter(|path| !path.exists()).cloned().collect();
+        // Without a member that was there, nothing is left of what was made.
+        let missing = match image.paths().iter().any(|path| path.exists()) {
+            true => Vec::new(),
+            false => image.paths().to_vec(),
+        };
         let size = image.paths().iter().all(|path| !is_block_device(path)).then_some(size);
         let wanted = NewVolume { size, ..NewVolume::default() };
         let superblock = create_composed::create(image, &wanted)?;
@@ -152,12 +156,14 @@ impl<'a> Created<'a> {
 impl Drop for Created<'_> {
     fn drop(&mut self) {
         let Some((made, files)) = &self.made else { return };
-        // Another mount that has it open keeps it from being opened, and one that has put something
-        // into it has taken numbers. What fails here is not the error that counts.
+        // Another mount that has it open keeps it from being opened. One that has changed it and was
+        // killed leaves a log to replay, and one that has closed it has made a commit. What fails
+        // here is not the error that counts.
         let Ok(device) = self.image.open(OpenMode::ReadWrite, false) else { return };
         let is_as_made = info::newest_on(&*device).is_ok_and(|found| {
-            (found.volume, found.next_inode, found.next_tree)
-                == (made.volume, made.next_inode, made.next_tree)
+            let numbers =
+                |volume: &Superblock| (volume.volume, volume.next_inode, volume.next_tree);
+            found.clean && numbers(&found) == numbers(made)
         });
         if is_as_made {
             files.iter().for_each(|path| drop(fs::remove_file(path)));

@@ -148,14 +148,17 @@ impl Operation<'_> {
         let (item, of_fork) = (records.item(of.id)?, records.item(fork)?);
         let first = store.trees.all_snapshot_items(fork).next().transpose()?;
         let list = store.trees.dead_lists(of.id).next().transpose()?;
+        // What can't be read is moved as what is there.
+        let is_empty = list.is_some_and(|(_, list)| {
+            let first = store.trees.runs_from(Key::dead_runs(list, Generation(0), 0));
+            matches!(first, Ok(None)) && !store.space.has_dead(list)
+        });
         let tree = records.tree()?;
         self.note_unlogged_change();
         let change = self.change();
         if let Some((since, list)) = list {
             let [from, to] =
                 [of.id, fork].map(|id| Key::of_subvolume(id, ItemKind::DeadList, since));
-            let first = store.trees.runs_from(Key::dead_runs(list, Generation(0), 0))?;
-            let is_empty = first.is_none() && !store.space.has_dead(list);
             tree.remove(&change, &from)?;
             if is_empty {
                 store.list_births.forget(list);

@@ -260,9 +260,14 @@ impl Names {
 
     fn has_same_data(&self, files: [InodeId; 2], item: &InodeItem) -> Result<bool> {
         let mut buffers = [vec![0; COMPARED_BYTES], vec![0; COMPARED_BYTES]];
-        let mut at = 0;
+        let (mut at, mut next) = (0, [None; 2]);
         while at < item.size {
-            at = self.next_data_of_any(files, at, item.size)?;
+            for (file, next) in files.iter().zip(&mut next) {
+                if next.is_none_or(|next| next < at) {
+                    *next = Some(self.next_data(*file, at, item.size)?);
+                }
+            }
+            at = next.into_iter().flatten().min().unwrap_or(at);
             let mut counts = [0; 2];
             for ((file, buffer), count) in files.iter().zip(&mut buffers).zip(&mut counts) {
                 *count = self.files.read_into(*file, at, buffer)?;
@@ -276,18 +281,13 @@ impl Names {
         Ok(true)
     }
 
-    /// Where one of `files` has data at or after `at`; otherwise the last byte of `size`, so that a
-    /// reader still meets a file that has become shorter.
-    fn next_data_of_any(&self, files: [InodeId; 2], at: u64, size: u64) -> Result<u64> {
-        let mut next = size - 1;
-        for file in files {
-            match self.files.seek(file, at, SeekTarget::Data) {
-                Ok(data) => next = next.min(data),
-                Err(Error::OutOfRange) => {}
-                Err(error) => return Err(error),
-            }
+    /// Where a file has data at or after `at`; otherwise the last byte of `size`, so that a reader
+    /// still meets a file that has become shorter.
+    fn next_data(&self, file: InodeId, at: u64, size: u64) -> Result<u64> {
+        match self.files.seek(file, at, SeekTarget::Data) {
+            Err(Error::OutOfRange) => Ok(size - 1),
+            found => Ok(found?.min(size - 1)),
         }
-        Ok(next)
     }
 
     /// Conflicts with their paths, by path.
