@@ -76,6 +76,7 @@ pub mod several_clients;
 mod shape;
 pub mod share;
 pub mod shared_names;
+pub mod shared_subvolumes;
 pub mod silent;
 #[cfg(feature = "shuttle")]
 pub mod simulation;

@@ -158,6 +158,8 @@ impl Files {
                 // What was freed so far has to become durable first.
                 Err(Error::NoSpace) => self.store.commit()?,
                 Ok(()) if is_closing() => return Err(Error::Closed),
+                // Another thread has done it, and what was left of the subvolume has gone.
+                Err(Error::Stale) => return Ok(()),
                 done => return done,
             }
         }

@@ -433,8 +433,14 @@ impl Trees {
     }
 
     /// Whether the subvolume `id` has lost its tree.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if it has gone.
     pub(super) fn is_headless(&self, id: TreeId) -> Result<bool> {
-        Ok(self.records.get().is_some() && self.item(id)?.is_headless)
+        if self.records.get().is_none() {
+            return Ok(false);
+        }
+        self.item_if_there(id)?.map_or(Err(Error::Stale), |item| Ok(item.is_headless))
     }
 
     /// What is being removed of `subvolume`, which `item` describes, without what others have:

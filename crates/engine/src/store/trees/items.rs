@@ -247,10 +247,15 @@ impl Trees {
 
     /// What the tree of subvolumes says of `id`.
     pub(in crate::store) fn item(&self, id: TreeId) -> Result<SubvolumeItem> {
+        let missing = || self.damaged(format!("the subvolume {id} has no item"));
+        self.item_if_there(id)?.ok_or_else(missing)
+    }
+
+    /// As [`Trees::item`], of a subvolume that another thread may have ended.
+    pub(super) fn item_if_there(&self, id: TreeId) -> Result<Option<SubvolumeItem>> {
         let records = self.records.get();
         let value = records.map(|records| records.tree.get(&Key::subvolume(id))).transpose()?;
-        let missing = || self.damaged(format!("the subvolume {id} has no item"));
-        Ok(SubvolumeItem::decode(&value.flatten().ok_or_else(missing)?)?)
+        Ok(value.flatten().map(|value| SubvolumeItem::decode(&value)).transpose()?)
     }
 
     /// The item of a snapshot with a name that a durable superblock has.
