@@ -179,6 +179,8 @@ impl Files {
         } else {
             self.clean_up_hurried(orphan.number, unload)
         };
+        // Another thread has ended what was left of the subvolume.
+        let done = if matches!(done, Err(Error::Stale)) { Ok(()) } else { done };
         self.note_freed_or_retry(orphan, done);
     }
 }

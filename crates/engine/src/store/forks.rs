@@ -203,7 +203,8 @@ impl Store {
         of.check_alive()?;
         let records = self.trees.lock_records();
         let mut first = self.trees.first_of_line(of.id)?;
-        if !records.item(first)?.is_fork() || records.item(first)?.continues {
+        let item = records.find(first)?.ok_or(Error::Stale)?;
+        if !item.is_fork() || item.continues {
             return Err(Error::InvalidArgument("the subvolume is not a fork"));
         }
         let mut heirs = Vec::new();

@@ -77,9 +77,7 @@ impl<'a> Records<'a> {
 
     /// The item of a subvolume, if there is one.
     pub(in crate::store) fn find(&self, id: TreeId) -> Result<Option<SubvolumeItem>> {
-        let Some(records) = self.trees.records.get() else { return Ok(None) };
-        let value = records.tree.get(&Key::subvolume(id))?;
-        Ok(value.map(|value| SubvolumeItem::decode(&value)).transpose()?)
+        self.trees.item_if_there(id)
     }
 
     /// Whether names of subvolumes stand in `id`.
