@@ -1,6 +1,6 @@
 //! Forks of forks, each of the one before: what goes along such a chain works at any depth, and
-//! costs no stack. `CAIRN_FORK_DEPTH` sets the depth (default 4096). With `--nocapture` it shows the
-//! processor time of each phase, which grows in proportion to the depth.
+//! costs no stack. `CAIRN_FORK_DEPTH` sets the depth (default 4096). With `--nocapture` it shows
+//! the processor time of each phase.
 mod history;
 
 use cairn_blockdev::SimulatedDevice;
