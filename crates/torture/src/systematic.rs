@@ -442,6 +442,22 @@ pub const STEPS: &[Step] = &[
         },
     },
     Step {
+        name: "allocate in a subvolume, fork it as q, remove it, write there in both, fsync q/b",
+        make: |_, tag| {
+            vec![
+                Operation::MakeSubvolume { path: path(&[X]), mode: 0o755 },
+                Operation::Create { path: path(&[X, B]), mode: 0o644, uid: 0 },
+                allocate(&[X, B], 4096, 40_000, Allocate::Extend),
+                fork(&[X], &[Q]),
+                write(&[X, B], 4096, 7000, later(tag, 4)),
+                fsync(&[X, B], false),
+                Operation::RemoveSubvolume { path: path(&[X]) },
+                write(&[Q, B], 8192, 7000, later(tag, 7)),
+                fsync(&[Q, B], false),
+            ]
+        },
+    },
+    Step {
         name: "fork the root as p, that as q, remove p, then q",
         make: |_, tag| {
             vec![
