@@ -4,9 +4,10 @@ mod history;
 use cairn_blockdev::{BlockDevice, SimulatedDevice};
 use cairn_engine::{DirectoryItem, Error, FsyncKind, InodeId, Volume, VolumeOptions};
 use cairn_environment::random::Seeded;
-use cairn_format::INODE_ROOT;
+use cairn_format::{INODE_ROOT, TreeId};
+use cairn_fsck::dump::dump_tree;
 use cairn_fsck::{CheckOptions, PassId, Report, Severity, check};
-use history::{FILE, Files, History, checked, file_name, open, seed};
+use history::{FILE, FIRST, Files, History, checked, file_name, open, seed};
 use std::sync::Arc;
 
 fn repaired(device: &dyn BlockDevice) -> Report {
@@ -67,12 +68,32 @@ fn remove_all(volume: &Volume, snapshots: &[(u64, u64, InodeId)]) {
     }
 }
 
-/// The numbers of the snapshots that have no damage.
+/// The leaves that joined forks alone have. Their snapshots may have others in place of these,
+/// which the forks' origins have made.
+fn leaves_of_joined_forks(device: &dyn BlockDevice, volume: &Volume) -> Vec<u64> {
+    let mut leaves = Vec::new();
+    for fork in volume.subvolumes().unwrap().iter().filter(|one| one.is_fork) {
+        let snapshots = volume.snapshots(fork.id).unwrap_or_default();
+        let newest = snapshots.iter().map(|snapshot| snapshot.generation).max();
+        if let Some(newest) = newest.filter(|_| fork.origin.is_none()) {
+            let tree = dump_tree(device, TreeId(fork.id), None).unwrap();
+            let nodes = tree.nodes.iter().filter(|node| node.level == 0);
+            leaves.extend(nodes.filter(|node| node.generation > newest).map(|node| node.block));
+        }
+    }
+    leaves
+}
+
+/// The numbers of the snapshots in which nothing is wrong.
 fn undamaged(report: &Report, snapshots: &[(u64, u64, InodeId)]) -> Vec<usize> {
     let is_damaged = |(id, name, _): &(u64, u64, InodeId)| {
         let name = String::from_utf8(file_name(*name)).unwrap();
+        let begin = format!("snapshot \"{name}\"");
         let mut damaged = report.damaged_snapshots.iter();
+        let mut errors = report.findings.iter().filter(|one| one.severity == Severity::Error);
         damaged.any(|one| one.subvolume == *id && one.name.as_ref() == Some(&name))
+            || errors
+                .any(|one| one.subvolume.unwrap_or(FIRST) == *id && one.problem.starts_with(&begin))
     };
     let all = snapshots.iter().enumerate();
     all.filter(|(_, snapshot)| !is_damaged(snapshot)).map(|(at, _)| at).collect()
@@ -87,7 +108,10 @@ fn repair_and_go_on(forks_max: usize, salt: u64) -> (u64, u64) {
     let context = format!("CAIRN_SEED={}, {forks_max} forks", seed());
     let mut history = History::with_forks(seed() * 7 + salt, false, forks_max);
     history.steps(250);
+    history.replace_by_fork();
     history.volume.sync().unwrap();
+    history.volume.commit().unwrap();
+    let of_forks = leaves_of_joined_forks(&*history.device, &history.volume);
     // With something in the log.
     let home = history.homes[0].directory;
     let inode = history.volume.create(home, b"last", &FILE).unwrap().inode;
@@ -109,10 +133,18 @@ fn repair_and_go_on(forks_max: usize, salt: u64) -> (u64, u64) {
     for number in 0..DAMAGES {
         let context = format!("{context}, damage {number}");
         let state = Arc::new(device.snapshot());
-        let before = damage(&state, &nodes, number % 3, &mut random);
-        let could_be_read = match Volume::open(Arc::new(state.snapshot()), options.clone()) {
-            Ok(volume) => in_snapshots.whole_snapshots(&volume, &snapshots),
-            Err(_) => Vec::new(),
+        let before = match number % 2 == 1 && !of_forks.is_empty() {
+            true => damage(&state, &of_forks, 0, &mut random),
+            false => damage(&state, &nodes, number % 3, &mut random),
+        };
+        // That takes long.
+        let opened = match number % 5 {
+            0 => Volume::open(Arc::new(state.snapshot()), options.clone()).ok(),
+            _ => None,
+        };
+        let could_be_read = match opened {
+            Some(volume) => in_snapshots.whole_snapshots(&volume, &snapshots),
+            None => Vec::new(),
         };
         let report = repaired(&*state);
         let after = checked(&*state);
@@ -134,7 +166,10 @@ fn repair_and_go_on(forks_max: usize, salt: u64) -> (u64, u64) {
         assert!(is_right, "{context}: {after}\n{report}\n{before}");
         repairs += 1;
         let volume = open(&state, false);
-        let can_be_read = in_snapshots.whole_snapshots(&volume, &snapshots);
+        let can_be_read = match could_be_read.is_empty() {
+            true => Vec::new(),
+            false => in_snapshots.whole_snapshots(&volume, &snapshots),
+        };
         let lost = could_be_read.iter().find(|at| !can_be_read.contains(at));
         let lost = lost.map(|at| snapshots[*at]);
         assert!(lost.is_none(), "{context}: {lost:?} can't be read\n{report}\n{before}");

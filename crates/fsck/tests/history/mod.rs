@@ -26,7 +26,7 @@ pub const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o
 const STATIC_FILES: u64 = 200;
 /// One of many extents.
 const SCATTERED: &[u8] = b"scattered";
-const SCATTERED_EXTENTS: u64 = 300;
+const SCATTERED_EXTENTS: u64 = 120;
 /// One of blocks that were allocated and are written later.
 const ALLOCATED: &[u8] = b"allocated";
 const ALLOCATED_BLOCKS: u64 = 100;
@@ -216,14 +216,14 @@ impl History {
         }
     }
 
-    /// A fork with snapshots takes the place of a subvolume without any. If nothing else is left of
-    /// that, the fork is joined with it.
-    fn replace_by_fork(&mut self) {
+    /// Of deep trees: a fork with snapshots takes the place of a subvolume without any. If nothing
+    /// else is left of that, the fork is joined with it.
+    pub fn replace_by_fork(&mut self) {
         let id_of = |home: &Home| self.volume.subvolume_of(home.root).unwrap().0;
         let has_snapshots = |id| self.snapshots.iter().any(|(of, ..)| *of == id);
         let can_go = |at: &usize| !has_snapshots(id_of(&self.homes[*at]));
         let candidates: Vec<usize> = (1..self.homes.len()).filter(can_go).collect();
-        if candidates.is_empty() {
+        if candidates.is_empty() || !self.is_deep {
             return;
         }
         let at = candidates[self.random.below(candidates.len() as u64) as usize];
