@@ -6,11 +6,13 @@ use cairn_blockdev::MemoryDevice;
 use cairn_engine::{Error, InodeId, Volume};
 use cairn_environment::random::Seeded;
 use small_volume::files::{Content, Files, compare};
-use small_volume::{device, open, used};
+use small_volume::{DIRECTORY, device, open, used};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The subvolumes of a volume, with their snapshots, and what all must contain.
+/// The subvolumes of a volume, with their snapshots, and what all must contain. Of a part of the
+/// seeds, one has a tree of several levels, and a fork takes its place at once; further forks and
+/// snapshots share nodes with it.
 struct History {
     random: Seeded,
     device: Arc<MemoryDevice>,
@@ -24,6 +26,7 @@ struct History {
     sources: BTreeMap<u64, u64>,
     /// So many subvolumes were removed before their forks.
     sources_removed: u64,
+    is_deep: bool,
 }
 
 fn name_of(number: u64) -> Vec<u8> {
@@ -38,7 +41,55 @@ impl History {
         volume.sync().unwrap();
         let (random, snapshots) = (Seeded::new(seed), BTreeMap::new());
         let sources = BTreeMap::new();
-        Self { random, device, volume, subvolumes, snapshots, next: 1, sources, sources_removed: 0 }
+        let (next, sources_removed, is_deep) = (1, 0, seed.is_multiple_of(4));
+        Self {
+            random,
+            device,
+            volume,
+            subvolumes,
+            snapshots,
+            next,
+            sources,
+            sources_removed,
+            is_deep,
+        }
+    }
+
+    /// A subvolume with many files, and a fork that takes its place.
+    fn make_deep(&mut self) {
+        let (volume, number) = (&self.volume, self.next);
+        let root = volume.root();
+        let base = volume.create_subvolume(root, &name_of(number), &DIRECTORY).unwrap().inode;
+        self.subvolumes.insert(number, Files::make_many(volume, base));
+        self.next += 1;
+        volume.commit().unwrap();
+        self.replace(number);
+        let all = self.volume.subvolumes().unwrap();
+        assert!(all.iter().any(|one| one.is_fork && one.origin.is_none()), "{all:?}");
+    }
+
+    /// A fork with snapshots takes the place of a subvolume without any.
+    fn replace(&mut self, number: u64) {
+        if number == 0 || self.snapshots.keys().any(|(of, _)| *of == number) {
+            return;
+        }
+        let content = self.subvolumes[&number].content.clone();
+        self.fork_of(number, self.root_of(number), content);
+        let fork = self.next - 1;
+        self.snapshot_of(fork);
+        self.remove_one(number);
+        for _ in 0..2 {
+            self.change_static(fork);
+            self.snapshot_of(fork);
+        }
+    }
+
+    /// Changes files far from each other in a fork of the subvolume with many.
+    fn change_static(&mut self, number: u64) {
+        let files = self.subvolumes.get_mut(&number).unwrap();
+        if files.has_many() {
+            (0..3).for_each(|_| files.change_static(&self.volume, &mut self.random));
+        }
     }
 
     fn root_of(&self, number: u64) -> InodeId {
@@ -87,6 +138,9 @@ impl History {
         let number = Self::any(&mut self.random, &self.subvolumes).unwrap();
         let files = self.subvolumes.get_mut(&number).unwrap();
         files.change(&self.volume, &mut self.random);
+        if self.is_deep && self.random.below(4) == 0 {
+            self.change_static(number);
+        }
     }
 
     fn fork(&mut self) {
@@ -101,6 +155,11 @@ impl History {
                 (number, self.root_of(number), self.subvolumes[&number].content.clone())
             }
         };
+        self.fork_of(of, source, content);
+    }
+
+    /// Forks `source`, the subvolume `of` or a snapshot of it.
+    fn fork_of(&mut self, of: u64, source: InodeId, content: Content) {
         let name = name_of(self.next);
         let root = self.volume.fork(source, self.volume.root(), &name).unwrap().inode;
         compare(&self.volume, root, &content);
@@ -112,9 +171,12 @@ impl History {
     /// Removes a fork that has no snapshots with names.
     fn remove(&mut self) {
         let number = Self::any(&mut self.random, &self.subvolumes).unwrap();
-        if number == 0 {
-            return;
+        if number > 0 {
+            self.remove_one(number);
         }
+    }
+
+    fn remove_one(&mut self, number: u64) {
         match self.volume.remove_subvolume(self.volume.root(), &name_of(number)) {
             Ok(()) => {
                 self.subvolumes.remove(&number);
@@ -131,6 +193,10 @@ impl History {
 
     fn take_snapshot(&mut self) {
         let number = Self::any(&mut self.random, &self.subvolumes).unwrap();
+        self.snapshot_of(number);
+    }
+
+    fn snapshot_of(&mut self, number: u64) {
         let root = self.root_of(number);
         let made = self.volume.create_snapshot(root, &name_of(self.next)).unwrap();
         let content = self.subvolumes[&number].content.clone();
@@ -168,6 +234,9 @@ fn random_histories_keep_their_forks() {
         history.volume.fork(root, root, b"first").unwrap();
         history.volume.remove_subvolume(root, b"first").unwrap();
         let before = (used(&history.volume), history.volume.space().inodes);
+        if history.is_deep {
+            history.make_deep();
+        }
         for step in 0..300 {
             match history.random.below(50) {
                 0 | 1 if history.subvolumes.len() < 8 => history.fork(),
@@ -178,6 +247,10 @@ fn random_histories_keep_their_forks() {
                 6 if history.random.below(3) == 0 => history.open_again(step % 2 == 0),
                 7 => history.volume.sync().unwrap(),
                 8 => history.compare_all(),
+                9 if history.is_deep && history.snapshots.len() < 6 => {
+                    let number = History::any(&mut history.random, &history.subvolumes);
+                    history.replace(number.unwrap());
+                }
                 _ => history.change_a_file(),
             }
         }

@@ -10,8 +10,8 @@ use crate::superblocks::Superblocks;
 use crate::{CheckOptions, FsckError};
 use cairn_blockdev::BlockDevice;
 use cairn_format::{
-    BLOCK_SIZE, BlockNumber, Generation, Key, NodePointer, SubvolumeItem, Superblock, TREE_DEAD,
-    TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
+    BLOCK_SIZE, BlockNumber, Generation, Key, Node, NodePointer, SubvolumeItem, Superblock,
+    TREE_DEAD, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
 };
 use std::collections::{BTreeMap, HashSet};
 
@@ -98,6 +98,9 @@ pub(crate) struct Checker<'a> {
     pub(crate) trees: BTreeMap<TreeId, FileTree>,
     /// From pass `Trees`: the items of the subvolumes.
     pub(crate) subvolumes: BTreeMap<TreeId, SubvolumeItem>,
+    /// From passes `Trees` and `Snapshots`: of a tree that made nodes of another one, which count
+    /// there, that other one. It was a fork of the first, and was joined with it.
+    pub(crate) heirs: BTreeMap<TreeId, TreeId>,
     /// From pass `Trees`: what forks have and can't have from their origins.
     pub(crate) foreign: BTreeMap<TreeId, Vec<Foreign>>,
     pub(crate) whole_max: WholeMax,
@@ -153,6 +156,7 @@ impl<'a> Checker<'a> {
             counters: Counters::new(&superblock),
             trees: BTreeMap::from([(TREE_FILES, FileTree::new(TREE_FILES))]),
             subvolumes: BTreeMap::new(),
+            heirs: BTreeMap::new(),
             foreign: BTreeMap::new(),
             whole_max: WholeMax::CHECK,
             fork_inodes: 0,
@@ -268,6 +272,28 @@ impl<'a> Checker<'a> {
             None if has_forks && id.holds_files() && id != TREE_FILES => Lineage::UNKNOWN,
             None => Lineage::default(),
         }
+    }
+
+    /// Notes that `node`, which counts in `tree`, shows who made it.
+    pub(crate) fn note_maker(&mut self, node: &Node, tree: TreeId) {
+        if node.tree() != tree {
+            self.heirs.insert(node.tree(), tree);
+        }
+    }
+
+    /// The tree in which a node counts that nothing leads to. If the one that made it is gone, that
+    /// is the fork that was joined with it: by other nodes of that, or as there is only one.
+    pub(crate) fn owner_of(&self, node: &Node) -> TreeId {
+        let made_by = node.tree();
+        let is_there = |id| self.subvolumes.contains_key(id) || self.trees.contains_key(id);
+        if !made_by.holds_files() || is_there(&made_by) {
+            return made_by;
+        }
+        let joined = self.subvolumes.iter().filter(|(_, item)| item.is_joined);
+        let mut joined = joined.map(|(id, _)| *id);
+        let only = joined.next().filter(|_| joined.next().is_none());
+        let heir = self.heirs.get(&made_by).copied().or(only);
+        heir.filter(|heir| self.lineage_of(*heir).accepts(node, *heir)).unwrap_or(made_by)
     }
 
     /// Whether a volume with these features may have a tree of files with this id.

@@ -253,6 +253,7 @@ impl TreeWalk<'_, '_> {
         if is_own {
             let (range, generation) = (BlockRange::node(node.address()), node.generation());
             self.checker.snapshots.add_reference(expected.tree, range, generation);
+            self.checker.note_maker(node, expected.tree);
             self.checker.report.statistics.nodes += 1;
         } else {
             subtree.references = Fingerprint::default();

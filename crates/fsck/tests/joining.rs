@@ -6,8 +6,8 @@ mod small_volume;
 use cairn_blockdev::{AlignedBuffer, BlockDevice, MemoryDevice};
 use cairn_engine::{InodeId, Volume};
 use cairn_format::TreeId;
-use cairn_fsck::CheckOptions;
-use cairn_fsck::dump::dump_tree;
+use cairn_fsck::dump::{NodeDump, dump_tree};
+use cairn_fsck::{CheckOptions, Losses, Report};
 use small_volume::{DIRECTORY, device, get, open, put, used};
 use std::sync::Arc;
 
@@ -113,10 +113,30 @@ fn rewrite(volume: &Volume, directory: InodeId, numbers: std::ops::Range<u64>, b
     }
 }
 
-/// Snapshots of a joined fork share nodes that its origin made. They are in order, and stay so
-/// when a repair makes the fork's tree anew.
-#[test]
-fn snapshots_of_a_joined_fork_survive_a_repair() {
+fn check(device: &MemoryDevice, repair: bool) -> Report {
+    cairn_fsck::check(device, &CheckOptions { data: true, repair }, &mut |_| {}).unwrap()
+}
+
+fn damage(device: &MemoryDevice, node: &NodeDump) {
+    device.write((node.block + 1) * 4096, &[&AlignedBuffer::copy_of(&[0x55; 4096])]).unwrap();
+}
+
+/// What the file with this number holds in the fork, `Some` if it is a snapshot of that.
+fn wanted(number: u64, snapshot: Option<&[u8]>) -> [u8; 5000] {
+    let is_changed = match number {
+        0..3 => snapshot != Some(b"early"),
+        200..203 => !matches!(snapshot, Some(b"early" | b"two")),
+        _ => false,
+    };
+    match number {
+        300 if snapshot.is_none() => [b'x'; 5000],
+        _ => [if is_changed { b't' } else { 1 }; 5000],
+    }
+}
+
+/// A volume with a fork that was joined, whose nodes its origin made, but for some. It has three
+/// snapshots. Returns the fork's id, too.
+fn joined_fork() -> (Arc<MemoryDevice>, TreeId) {
     let device = device();
     let volume = open(&device, None);
     let root = volume.root();
@@ -137,31 +157,58 @@ fn snapshots_of_a_joined_fork_survive_a_repair() {
     rewrite(&volume, fork, 300..301, b'x');
     volume.close().unwrap();
     expect_clean(&device);
+    (device, TreeId(early.subvolume))
+}
 
-    // A leaf that the fork alone has.
-    let tree = dump_tree(&*device, TreeId(early.subvolume), None).unwrap();
-    let leaf = tree.nodes.iter().filter(|node| node.level == 0).max_by_key(|node| node.generation);
-    let damage = AlignedBuffer::copy_of(&[0x55; 4096]);
-    device.write((leaf.unwrap().block + 1) * 4096, &[&damage]).unwrap();
-    let check = |repair| {
-        let options = CheckOptions { data: true, repair };
-        cairn_fsck::check(&*device, &options, &mut |_| {}).unwrap()
-    };
-    assert!(check(false).errors > 0);
-    check(true);
-    let report = check(false);
-    assert_eq!(report.errors, 0, "{report}");
-    let volume = open(&device, None);
-    let snapshots = volume.snapshots(early.subvolume).unwrap();
+fn expect_in_snapshots(volume: &Volume, fork: TreeId) {
+    let snapshots = volume.snapshots(fork.0).unwrap();
     assert_eq!(snapshots.len(), 3, "{snapshots:?}");
     for snapshot in snapshots {
         for number in 0..FILES {
-            let content = get(&volume, snapshot.root, &name_of(number)).unwrap();
-            let two = snapshot.name != b"early" && number < 3;
-            let three = snapshot.name == b"three" && (200..203).contains(&number);
-            let byte = if two || three { b't' } else { 1 };
-            assert_eq!(content, [byte; 5000], "{:?} {number}", snapshot.name);
+            let content = get(volume, snapshot.root, &name_of(number)).unwrap();
+            let name = &snapshot.name[..];
+            assert_eq!(content, wanted(number, Some(name)), "{name:?} {number}");
         }
+    }
+}
+
+/// Snapshots of a joined fork share nodes that its origin made. They are in order, and stay so
+/// when a repair makes the fork's tree anew.
+#[test]
+fn snapshots_of_a_joined_fork_survive_a_repair() {
+    let (device, fork) = joined_fork();
+    // A leaf that the fork alone has.
+    let tree = dump_tree(&*device, fork, None).unwrap();
+    let leaf = tree.nodes.iter().filter(|node| node.level == 0).max_by_key(|node| node.generation);
+    damage(&device, leaf.unwrap());
+    assert!(check(&device, false).errors > 0);
+    check(&device, true);
+    let report = check(&device, false);
+    assert_eq!(report.errors, 0, "{report}");
+    let volume = open(&device, None);
+    expect_in_snapshots(&volume, fork);
+    volume.close().unwrap();
+}
+
+/// The leaves below a damaged inner node of a joined fork are found, whichever tree made them.
+#[test]
+fn what_is_below_a_damaged_inner_node_of_a_joined_fork_is_found() {
+    let (device, fork) = joined_fork();
+    let tree = dump_tree(&*device, fork, None).unwrap();
+    let root = tree.nodes.iter().max_by_key(|node| node.level).unwrap();
+    assert!(root.level > 0 && tree.nodes.len() > 5, "{tree}");
+    damage(&device, root);
+    assert!(check(&device, false).errors > 0);
+    let repaired = check(&device, true);
+    assert_eq!(repaired.losses, Losses::default(), "{repaired}");
+    let report = check(&device, false);
+    assert_eq!(report.errors, 0, "{report}");
+    let volume = open(&device, None);
+    expect_in_snapshots(&volume, fork);
+    let found = find(&volume, b"fork");
+    for number in 0..FILES {
+        let content = get(&volume, found, &name_of(number)).unwrap();
+        assert_eq!(content, wanted(number, None), "{number}");
     }
     volume.close().unwrap();
 }

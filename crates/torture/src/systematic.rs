@@ -428,18 +428,11 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "fork a subvolume as q, change and remove it, overwrite and fsync q/b",
-        make: |_, tag| {
-            vec![
-                Operation::MakeSubvolume { path: path(&[X]), mode: 0o755 },
-                Operation::Create { path: path(&[X, B]), mode: 0o644, uid: 0 },
-                write(&[X, B], 0, 9000, later(tag, 2)),
-                fork(&[X], &[Q]),
-                write(&[X, B], 5000, 6000, later(tag, 4)),
-                Operation::RemoveSubvolume { path: path(&[X]) },
-                write(&[Q, B], 100, 5000, later(tag, 6)),
-                fsync(&[Q, B], false),
-            ]
-        },
+        make: changed_beside_a_joining,
+    },
+    Step {
+        name: "allocate in a subvolume, fork it as q, remove it, write there in both, fsync q/b",
+        make: written_beside_a_joining,
     },
     Step {
         name: "fork the root as p, that as q, remove p, then q",

@@ -78,3 +78,33 @@ pub(crate) fn size_of(model: &Model, names: &[Name]) -> u64 {
 pub(crate) fn snapshot_of_s() -> Operation {
     Operation::CreateSnapshot { of: Subvolume::At(path(&[S])), name: Y }
 }
+
+/// A fork whose origin goes on changing, and goes.
+pub(crate) fn changed_beside_a_joining(_: &Model, tag: Tag) -> Vec<Operation> {
+    vec![
+        Operation::MakeSubvolume { path: path(&[X]), mode: 0o755 },
+        Operation::Create { path: path(&[X, B]), mode: 0o644, uid: 0 },
+        write(&[X, B], 0, 9000, later(tag, 2)),
+        fork(&[X], &[Q]),
+        write(&[X, B], 5000, 6000, later(tag, 4)),
+        Operation::RemoveSubvolume { path: path(&[X]) },
+        write(&[Q, B], 100, 5000, later(tag, 6)),
+        fsync(&[Q, B], false),
+    ]
+}
+
+/// Preallocated blocks that a fork has inherited: origin and fork write there before and after
+/// they are joined.
+pub(crate) fn written_beside_a_joining(_: &Model, tag: Tag) -> Vec<Operation> {
+    vec![
+        Operation::MakeSubvolume { path: path(&[X]), mode: 0o755 },
+        Operation::Create { path: path(&[X, B]), mode: 0o644, uid: 0 },
+        allocate(&[X, B], 4096, 40_000, Allocate::Extend),
+        fork(&[X], &[Q]),
+        write(&[X, B], 4096, 7000, later(tag, 4)),
+        fsync(&[X, B], false),
+        Operation::RemoveSubvolume { path: path(&[X]) },
+        write(&[Q, B], 8192, 7000, later(tag, 7)),
+        fsync(&[Q, B], false),
+    ]
+}

@@ -9,6 +9,11 @@ use std::collections::btree_map::Entry;
 pub type Content = BTreeMap<(u64, u64), Vec<u8>>;
 
 const DIRECTORIES: u64 = 3;
+/// Numbers of files that stay, from the first one. They change in place only.
+const STATIC: std::ops::Range<u64> = 1000..1200;
+/// A file of many extents, in the first directory.
+const SCATTERED: (u64, u64) = (0, 2000);
+const SCATTERED_EXTENTS: usize = 120;
 
 fn directory_name(index: u64) -> Vec<u8> {
     format!("directory-{index}").into_bytes()
@@ -31,6 +36,52 @@ impl Files {
             .map(|index| volume.create(root, &directory_name(index), &DIRECTORY).unwrap().inode)
             .collect();
         Self { directories, content: Content::new() }
+    }
+
+    /// Makes the directories, and so many files that trees have several levels.
+    pub fn make_many(volume: &Volume, root: InodeId) -> Self {
+        let mut this = Self::make(volume, root);
+        for number in STATIC {
+            let key = (number % DIRECTORIES, number);
+            this.put(volume, key, vec![number as u8; 5000]);
+        }
+        this.put(volume, SCATTERED, Vec::new());
+        let piece = [7; 4096];
+        for index in 0..SCATTERED_EXTENTS {
+            this.write(volume, SCATTERED, index * 8192, &piece);
+        }
+        this
+    }
+
+    fn put(&mut self, volume: &Volume, key: (u64, u64), content: Vec<u8>) {
+        let parent = self.directories[key.0 as usize];
+        let inode = volume.create(parent, &file_name(key.1), &FILE).unwrap().inode;
+        volume.write(inode, 0, &content).unwrap();
+        volume.forget(inode, 1);
+        self.content.insert(key, content);
+    }
+
+    fn write(&mut self, volume: &Volume, key: (u64, u64), offset: usize, bytes: &[u8]) {
+        let parent = self.directories[key.0 as usize];
+        let inode = volume.lookup(parent, &file_name(key.1)).unwrap().inode;
+        volume.write(inode, offset as u64, bytes).unwrap();
+        volume.forget(inode, 1);
+        let content = self.content.get_mut(&key).unwrap();
+        content.resize(content.len().max(offset + bytes.len()), 0);
+        content[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub fn has_many(&self) -> bool {
+        self.content.contains_key(&SCATTERED)
+    }
+
+    /// Changes files that [`Self::make_many`] made.
+    pub fn change_static(&mut self, volume: &Volume, random: &mut Seeded) {
+        let number = STATIC.start + random.below(STATIC.end - STATIC.start);
+        let bytes = vec![random.below(255) as u8 + 1; 1 + random.below(6000) as usize];
+        self.write(volume, (number % DIRECTORIES, number), random.below(5000) as usize, &bytes);
+        let at = random.below(SCATTERED_EXTENTS as u64) as usize * 8192;
+        self.write(volume, SCATTERED, at, &bytes);
     }
 
     /// Finds the directories in a subvolume that must have these files.
@@ -144,8 +195,10 @@ pub fn compare(volume: &Volume, root: InodeId, files: &Content) {
         let parent = volume.lookup(root, &directory_name(*directory)).unwrap().inode;
         let got = get(volume, parent, &file_name(*name)).unwrap();
         assert_eq!(got.len(), content.len(), "{directory}/{name}");
-        let wrong = got.iter().zip(content).position(|(got, wanted)| got != wanted);
-        assert_eq!(wrong, None, "{directory}/{name}");
+        if got != *content {
+            let wrong = got.iter().zip(content).position(|(got, wanted)| got != wanted);
+            panic!("{directory}/{name}: another byte at {wrong:?}");
+        }
         volume.forget(parent, 1);
     }
 }

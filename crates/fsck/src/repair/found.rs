@@ -76,8 +76,8 @@ pub(super) struct FoundNodes {
 
 impl FoundNodes {
     /// Finds all nodes of the trees with lost nodes, except those that the check has used and those
-    /// newer than the superblock. If the bitmaps can be trusted, it searches only blocks that they
-    /// mark used.
+    /// newer than the superblock. A fork that was joined has nodes that its origin made, which is
+    /// gone. If the bitmaps can be trusted, it searches only blocks that they mark used.
     pub(super) fn search(checker: &Checker<'_>, allocation: &Allocation) -> BTreeMap<TreeId, Self> {
         let reader = &checker.reader;
         let allocatable = checker.superblock.geometry.allocatable().range();
@@ -98,10 +98,11 @@ impl FoundNodes {
         let mut trees = BTreeMap::<TreeId, Self>::new();
         for chunk in addresses.chunks(NODES_PER_READ) {
             for node in reader.nodes(chunk).into_iter().flatten() {
-                if !wanted(node.tree()) || node.generation() > checker.superblock.generation {
+                let tree = checker.owner_of(&node);
+                if !wanted(tree) || node.generation() > checker.superblock.generation {
                     continue;
                 }
-                let found = trees.entry(node.tree()).or_default();
+                let found = trees.entry(tree).or_default();
                 if node.level() > 0 {
                     found.inner.insert(node.address().0, node);
                 } else if let Some(leaf) = FoundLeaf::of(&node) {

@@ -253,6 +253,7 @@ impl SnapshotWalk<'_, '_> {
         if let Some(problem) = contradiction(expected, node) {
             return self.lost(expected, problem);
         }
+        self.checker.note_maker(node, self.id);
         let mut below = Subtree::of_node(node);
         if node.level() > 0 {
             below.add(self.visit_all(&children(expected, node)));

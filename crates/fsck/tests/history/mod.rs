@@ -22,6 +22,14 @@ pub const DIRECTORY: NewInode<'_> = NewInode {
     target: None,
 };
 pub const FILE: NewInode<'_> = NewInode { file_type: FileType::Regular, mode: 0o644, ..DIRECTORY };
+/// Files of a volume with deep trees that are there from the beginning, and that nothing removes.
+const STATIC_FILES: u64 = 200;
+/// One of many extents.
+const SCATTERED: &[u8] = b"scattered";
+const SCATTERED_EXTENTS: u64 = 120;
+/// One of blocks that were allocated and are written later.
+const ALLOCATED: &[u8] = b"allocated";
+const ALLOCATED_BLOCKS: u64 = 100;
 /// The subvolume that a volume begins with.
 pub const FIRST: u64 = 256;
 
@@ -47,6 +55,10 @@ pub fn has_cleanup(device: &dyn BlockDevice) -> bool {
 
 pub fn file_name(index: u64) -> Vec<u8> {
     format!("file-with-a-name-of-some-length-{index}").into_bytes()
+}
+
+fn static_name(index: u64) -> Vec<u8> {
+    format!("static-{index:03}").into_bytes()
 }
 
 pub fn seed() -> u64 {
@@ -88,7 +100,9 @@ pub struct Home {
     pub name: Option<Vec<u8>>,
 }
 
-/// A volume with some files in two directories, one of them a subvolume, and in forks.
+/// A volume with some files in two directories, one of them a subvolume, and in forks. Of half of
+/// the seeds with forks, that subvolume has a tree of several levels, and so has what shares nodes
+/// with it: forks that take its place, and several snapshots of each.
 pub struct History {
     pub random: Seeded,
     pub device: Arc<SimulatedDevice>,
@@ -99,6 +113,7 @@ pub struct History {
     next_name: u64,
     forks_max: usize,
     files: u64,
+    is_deep: bool,
 }
 
 impl History {
@@ -128,6 +143,7 @@ impl History {
             next_name: 0,
             forks_max: 0,
             files: Self::FILES,
+            is_deep: false,
         }
     }
 
@@ -142,8 +158,88 @@ impl History {
                 this.volume.write(file, 0, &file_name(index)).unwrap();
                 this.volume.forget(file, 1);
             }
+            this.is_deep = seed.is_multiple_of(2);
+        }
+        if this.is_deep {
+            this.add_static_files();
+            this.replace_by_fork();
+            let all = this.volume.subvolumes().unwrap();
+            assert!(all.iter().any(|one| one.is_fork && one.origin.is_none()), "{all:?}");
         }
         this
+    }
+
+    fn add_static_files(&self) {
+        let (volume, home) = (&self.volume, self.homes[1].directory);
+        for index in 0..STATIC_FILES {
+            let file = volume.create(home, &static_name(index), &FILE).unwrap().inode;
+            volume.write(file, 0, &[index as u8; 5000]).unwrap();
+            volume.forget(file, 1);
+        }
+        let file = volume.create(home, SCATTERED, &FILE).unwrap().inode;
+        for index in 0..SCATTERED_EXTENTS {
+            volume.write(file, index * 8192, &[index as u8 + 1; 4096]).unwrap();
+        }
+        volume.forget(file, 1);
+        let file = volume.create(home, ALLOCATED, &FILE).unwrap().inode;
+        let mode = AllocateMode::Allocate { keep_size: false };
+        volume.allocate(file, 0, ALLOCATED_BLOCKS * 4096, mode).unwrap();
+        volume.forget(file, 1);
+        volume.commit().unwrap();
+    }
+
+    /// Writes into allocated blocks, if they are there.
+    fn write_allocated(&mut self, home: InodeId) {
+        let Ok(file) = self.volume.lookup(home, ALLOCATED) else { return };
+        for _ in 0..4 {
+            let bytes = vec![self.random.below(255) as u8 + 1; 4096];
+            let block = self.random.below(ALLOCATED_BLOCKS);
+            self.volume.write(file.inode, block * 4096, &bytes).unwrap();
+        }
+        self.volume.fsync_blocking(file.inode, FsyncKind::Full).unwrap();
+        self.volume.forget(file.inode, 1);
+    }
+
+    /// Changes files that are far from each other, if they are there.
+    fn rewrite_static_files(&mut self, home: InodeId) {
+        for _ in 0..3 {
+            let name = static_name(self.random.below(STATIC_FILES));
+            let Ok(file) = self.volume.lookup(home, &name) else { return };
+            let bytes = vec![self.random.below(256) as u8; 1 + self.random.below(9000) as usize];
+            self.volume.write(file.inode, self.random.below(5000), &bytes).unwrap();
+            self.volume.forget(file.inode, 1);
+        }
+        if let Ok(file) = self.volume.lookup(home, SCATTERED) {
+            let at = self.random.below(SCATTERED_EXTENTS) * 8192;
+            self.volume.write(file.inode, at, &[7; 6000]).unwrap();
+            self.volume.forget(file.inode, 1);
+        }
+    }
+
+    /// Of deep trees: a fork with snapshots takes the place of a subvolume without any. If nothing
+    /// else is left of that, the fork is joined with it.
+    pub fn replace_by_fork(&mut self) {
+        let id_of = |home: &Home| self.volume.subvolume_of(home.root).unwrap().0;
+        let has_snapshots = |id| self.snapshots.iter().any(|(of, ..)| *of == id);
+        let can_go = |at: &usize| !has_snapshots(id_of(&self.homes[*at]));
+        let candidates: Vec<usize> = (1..self.homes.len()).filter(can_go).collect();
+        if candidates.is_empty() || !self.is_deep {
+            return;
+        }
+        let at = candidates[self.random.below(candidates.len() as u64) as usize];
+        let fork = self.make_fork(self.homes[at].root);
+        let source = std::mem::replace(&mut self.homes[at], fork.clone());
+        self.snapshot_of(fork.root);
+        self.write_allocated(source.directory);
+        self.write_allocated(fork.directory);
+        let root = self.volume.root();
+        self.volume.remove_subvolume(root, &source.name.unwrap()).unwrap();
+        self.write_allocated(fork.directory);
+        for _ in 0..2 {
+            self.rewrite_static_files(fork.directory);
+            self.snapshot_of(fork.root);
+        }
+        self.rewrite_static_files(fork.directory);
     }
 
     fn any_home(&mut self) -> Home {
@@ -161,13 +257,18 @@ impl History {
             0 if of_snapshot > 0 => self.snapshots[self.random.below(of_snapshot) as usize].2,
             _ => self.any_home().root,
         };
+        let fork = self.make_fork(source);
+        self.homes.push(fork);
+    }
+
+    fn make_fork(&mut self, source: InodeId) -> Home {
         let (volume, root) = (&self.volume, self.volume.root());
         let name = format!("fork-{}", self.next_name).into_bytes();
         self.next_name += 1;
         let fork = volume.fork(source, root, &name).unwrap().inode;
         // One of the first subvolume has the directory in it.
-        let directory = volume.lookup(fork, b"directory").map_or(fork, |found| found.inode);
-        self.homes.push(Home { directory, root: fork, name: Some(name) });
+        let directory = directory_in(volume, fork);
+        Home { directory, root: fork, name: Some(name) }
     }
 
     /// Removes a subvolume, perhaps before its forks, unless it has snapshots.
@@ -228,7 +329,12 @@ impl History {
     }
 
     fn take_snapshot(&mut self) {
-        let (name, root) = (self.next_name, self.any_home().root);
+        let root = self.any_home().root;
+        self.snapshot_of(root);
+    }
+
+    fn snapshot_of(&mut self, root: InodeId) {
+        let name = self.next_name;
         let made = self.volume.create_snapshot(root, &file_name(name)).unwrap();
         self.snapshots.push((made.subvolume, name, made.root));
         self.next_name += 1;
@@ -260,22 +366,33 @@ impl History {
                 4 => self.volume.sync().unwrap(),
                 5 => self.fork(),
                 6 => self.remove_subvolume(),
+                7 if self.is_deep => self.replace_by_fork(),
                 _ => self.change_a_file(),
             }
         }
     }
 }
 
-/// What was in the files.
+/// What was in the files of some directories, each of which has a number.
 pub struct Files(BTreeMap<(usize, Vec<u8>), Vec<u8>>);
 
 impl Files {
     pub fn of(volume: &Volume, homes: &[Home]) -> Self {
+        Self::below(volume, homes.iter().map(|home| home.directory))
+    }
+
+    /// Those of snapshots, which have the numbers of these.
+    pub fn of_snapshots(volume: &Volume, snapshots: &[(u64, u64, InodeId)]) -> Self {
+        Self::below(volume, snapshots.iter().map(|(.., root)| directory_in(volume, *root)))
+    }
+
+    fn below(volume: &Volume, directories: impl Iterator<Item = InodeId>) -> Self {
         let mut files = BTreeMap::new();
-        for (at, home) in homes.iter().enumerate() {
-            for index in 0..History::FILES_MANY {
-                let name = file_name(index);
-                if let Ok(content) = content(volume, home.directory, &name) {
+        for (at, directory) in directories.enumerate() {
+            let names = (0..History::FILES_MANY).map(file_name);
+            let names = names.chain((0..STATIC_FILES).map(static_name));
+            for name in names.chain([SCATTERED.to_vec(), ALLOCATED.to_vec()]) {
+                if let Ok(content) = content(volume, directory, &name) {
                     files.insert((at, name), content);
                 }
             }
@@ -302,13 +419,41 @@ impl Files {
             let Ok(after) = directory.and_then(|directory| content(volume, directory, name)) else {
                 continue;
             };
+            if after == *before {
+                whole += 1;
+                continue;
+            }
             let shown = String::from_utf8_lossy(name);
             let is_left = |(at, byte): (usize, &u8)| *byte == 0 || before.get(at) == Some(byte);
             assert!(after.iter().enumerate().all(is_left), "{context}: other bytes in {shown}");
-            whole += u64::from(after == *before);
         }
         whole
     }
+
+    /// The numbers of the snapshots in which all files are as they were.
+    pub fn whole_snapshots(
+        &self,
+        volume: &Volume,
+        snapshots: &[(u64, u64, InodeId)],
+    ) -> Vec<usize> {
+        let is_whole = |at: &usize| {
+            let (subvolume, name, _) = snapshots[*at];
+            let Ok(found) = volume.snapshot_named(subvolume, &file_name(name)) else {
+                return false;
+            };
+            let directory = directory_in(volume, found.root);
+            let mut files = self.0.range((*at, Vec::new())..(at + 1, Vec::new()));
+            files.all(|((_, name), before)| {
+                content(volume, directory, name).is_ok_and(|after| after == *before)
+            })
+        };
+        (0..snapshots.len()).filter(is_whole).collect()
+    }
+}
+
+/// The directory with the files in a subvolume or a snapshot.
+fn directory_in(volume: &Volume, root: InodeId) -> InodeId {
+    volume.lookup(root, b"directory").map_or(root, |found| found.inode)
 }
 
 fn content(volume: &Volume, directory: InodeId, name: &[u8]) -> Result<Vec<u8>, Error> {
