@@ -106,8 +106,7 @@ fn a_removed_directory_is_named() {
     with_fork("", prepare, |mounted, base, fork| {
         fs::remove_dir_all(base.join("kept/one")).unwrap();
         fs::write(fork.join("kept/one/below/file"), "changed").unwrap();
-        fs::create_dir(fork.join("kept/one/below/new")).unwrap();
-        fs::write(fork.join("kept/one/below/new/file"), "new").unwrap();
+        fs::write(fork.join("kept/one/below/new"), "new").unwrap();
         fs::remove_dir_all(fork.join("kept/two")).unwrap();
         fs::write(base.join("kept/two/below/file"), "changed").unwrap();
         let shown = |conflict: &Value| {
