@@ -156,9 +156,9 @@ impl<'a> Created<'a> {
 impl Drop for Created<'_> {
     fn drop(&mut self) {
         let Some((made, files)) = &self.made else { return };
-        // Another mount that has it open keeps it from being opened. One that has changed it and was
-        // killed leaves a log to replay, and one that has closed it has made a commit. What fails
-        // here is not the error that counts.
+        // Another mount that has it open keeps it from being opened. One that was killed leaves it
+        // unclean, and one that has put something into it has taken numbers. What fails here is
+        // not the error that counts.
         let Ok(device) = self.image.open(OpenMode::ReadWrite, false) else { return };
         let is_as_made = info::newest_on(&*device).is_ok_and(|found| {
             let numbers =
