@@ -10,7 +10,7 @@ use cairn_torture::watchdog::Watchdog;
 use cairn_torture::{number_from_environment, seed_from_environment};
 use std::time::Duration;
 
-const VOLUMES: u64 = 4;
+const VOLUMES: u64 = 16;
 
 #[test]
 fn clients_of_the_same_subvolumes_are_refused_or_served() {
