@@ -7,6 +7,7 @@ mod mounting;
 use cairn_environment::clock;
 use cairn_environment::lock::MutexGuard;
 use cairn_harness::mounts;
+use cairn_torture::systematic::Sequences;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
@@ -155,9 +156,10 @@ fn a_run_that_would_test_nothing_is_refused() {
     torture.refuses(&["crash", "--states", "0"], "--states");
     torture.refuses(&["crash", "--seconds", "0.000000001"], "nothing was tested");
     torture.refuses(&["systematic", "--length", "1", "--sample", "0"], "--sample");
+    let steps = Sequences::all(1).count();
     torture.refuses(
-        &["systematic", "--length", "1", "--from", "84"],
-        "there is no workload 84; there are 84",
+        &["systematic", "--length", "1", "--from", &steps.to_string()],
+        &format!("there is no workload {steps}; there are {steps}"),
     );
     torture.refuses(
         &["systematic", "--length", "1", "--seconds", "0.000000001"],
