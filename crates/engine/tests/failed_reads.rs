@@ -220,46 +220,6 @@ fn a_fork_has_its_name_or_leaves_it_free() {
     }
 }
 
-/// Names of other subvolumes that a fork could not lose at first go after commits: no mount is
-/// needed, also if another try fails, too.
-#[test]
-fn a_fork_loses_names_of_other_subvolumes_before_the_next_mount() {
-    let mut late = 0;
-    for good in 0..READS_MAX {
-        let (device, volume) = prepared(usual_cache());
-        volume.close().unwrap();
-        let volume = Volume::open(device.clone(), VolumeOptions::default()).unwrap();
-        let home = find(&volume, b"home").unwrap();
-        let mut left = good;
-        device.fail_when(move |request| {
-            let is_read = request.operation == Operation::Read;
-            let fails = is_read && left == 0;
-            left -= u64::from(is_read && left > 0);
-            fails
-        });
-        let is_done = volume.fork(home, volume.root(), b"fork").is_ok();
-        // It waits for what is removed.
-        let wait = || volume.trim(0..u64::MAX, u64::MAX);
-        let goes_on = wait().is_ok();
-        device.clear_failures();
-        let links = || Ok(volume.attributes(find(&volume, b"fork")?)?.links);
-        if goes_on && let Ok::<_, Error>(links_now) = links() {
-            late += u64::from(links_now > 2);
-            for number in 0..10 {
-                put(&volume, volume.root(), format!("{number}").as_bytes(), b"");
-                volume.commit().unwrap();
-                wait().unwrap();
-            }
-            assert_eq!(links().unwrap(), 2, "read {good}");
-        }
-        drop(volume.close());
-        if is_done && late > 1 {
-            return;
-        }
-    }
-    panic!("no later try failed");
-}
-
 #[test]
 fn a_rollback_is_done_or_leaves_nothing() {
     let roll_back = |volume: &Volume| {

@@ -54,19 +54,12 @@ impl Files {
         }
     }
 
-    /// Removes them. What fails is tried again after commits, and by the next mount.
+    /// Removes them. What can't be done stays for the next mount.
     pub(super) fn reap_foreign_names(&self, orphan: Orphan) {
         match self.remove_foreign_names(orphan.number, None) {
-            Ok(()) | Err(Error::Stale) => self.orphans.queue.note_done(orphan),
-            Err(Error::Aborted(_) | Error::Closed) => {}
+            Ok(()) | Err(Error::Aborted(_) | Error::Closed | Error::Stale) => {}
             Err(Error::NoSpace) => self.orphans.queue.postpone(orphan),
-            Err(error) => {
-                if self.orphans.queue.retry_later(orphan) {
-                    tracing::warn!(
-                        "names in a fork could not be removed, which is tried again later: {error}"
-                    );
-                }
-            }
+            Err(error) => tracing::warn!("names in a fork could not be removed: {error}"),
         }
     }
 }

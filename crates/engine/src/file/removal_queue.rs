@@ -1,9 +1,8 @@
 //! The queue of inodes to remove, with the threads that remove them and those that wait for that.
 //!
 //! An inode *waits*, then a thread *removes* it, and then it is gone or, for lack of space,
-//! *postponed* until the next commit. What only deleted snapshots or subvolumes had, and names in
-//! forks, may *fail*, since a read does: it waits again after a commit, if it fails again after two
-//! more, and so on.
+//! *postponed* until the next commit. What only deleted snapshots or subvolumes had may *fail*,
+//! since a read does: it waits again after a commit, if it fails again after two more, and so on.
 //! The reaper removes, which sleeps while nothing waits, and reclaim, which takes what there is.
 //! Each kind of sleeper has a condition of its own, so that a wake-up meant for one never ends with
 //! another:
