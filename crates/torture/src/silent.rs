@@ -170,7 +170,10 @@ struct Subject {
     used: Vec<u64>,
 }
 
-/// Lies about every write and flush of the `share`, one at a time.
+/// No more lies of a kind are told after so many findings.
+const FINDINGS_MAX: usize = 5;
+
+/// Lies about every write and flush of the `share`, one at a time; a thread for each kind of lie.
 ///
 /// # Errors
 /// An honest device does not do what it should. Findings are in the report.
@@ -183,27 +186,17 @@ pub fn run(seed: u64, share: Share) -> Result<SilentReport, String> {
     if !subject.run(Lie::LostFlush, u64::MAX)?.completed {
         return Err("a run without a lie was reported to fail".into());
     }
-    let mut report = SilentReport::default();
-    for kind in Kind::ALL {
-        for after in (0..).filter(|after| share.has(*after)) {
-            let mut random = Seeded::new(seed ^ after);
-            let what = format!("{kind:?} number {after}");
-            let result = catch_unwind(AssertUnwindSafe(|| subject.one(kind, after, &mut random)));
-            match result.unwrap_or_else(|_| Err("a panic".into())) {
-                Ok(None) => break,
-                Ok(Some((structure, endings))) => {
-                    let outcomes = report.rows.entry((kind, structure.name())).or_default();
-                    outcomes.lies += 1;
-                    endings.into_iter().for_each(|ending| outcomes.count(ending));
-                }
-                Err(problem) => report.findings.push(format!("{what}: {problem}")),
-            }
-            if report.findings.len() > 20 {
-                return Ok(report);
-            }
-        }
+    let reports = std::thread::scope(|scope| {
+        let lies = |kind| subject.lies(kind, seed, share);
+        let threads = Kind::ALL.map(|kind| scope.spawn(move || lies(kind)));
+        threads.map(|thread| thread.join().expect("panics are findings"))
+    });
+    let mut all = SilentReport::default();
+    for report in reports {
+        all.rows.extend(report.rows);
+        all.findings.extend(report.findings);
     }
-    Ok(report)
+    Ok(all)
 }
 
 fn used_blocks(start: &Start, operations: &[Operation]) -> Result<Vec<u64>, String> {
@@ -217,6 +210,29 @@ fn used_blocks(start: &Start, operations: &[Operation]) -> Result<Vec<u64>, Stri
 }
 
 impl Subject {
+    /// All lies of a kind, of this share.
+    fn lies(&self, kind: Kind, seed: u64, share: Share) -> SilentReport {
+        let mut report = SilentReport::default();
+        for after in (0..).filter(|after| share.has(*after)) {
+            let mut random = Seeded::new(seed ^ after);
+            let what = format!("{kind:?} number {after}");
+            let result = catch_unwind(AssertUnwindSafe(|| self.one(kind, after, &mut random)));
+            match result.unwrap_or_else(|_| Err("a panic".into())) {
+                Ok(None) => break,
+                Ok(Some((structure, endings))) => {
+                    let outcomes = report.rows.entry((kind, structure.name())).or_default();
+                    outcomes.lies += 1;
+                    endings.into_iter().for_each(|ending| outcomes.count(ending));
+                }
+                Err(problem) => report.findings.push(format!("{what}: {problem}")),
+            }
+            if report.findings.len() > FINDINGS_MAX {
+                break;
+            }
+        }
+        report
+    }
+
     /// One run with one lie, and how the states ended that it leaves; `None` when there is no such
     /// request.
     fn one(

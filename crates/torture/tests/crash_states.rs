@@ -12,7 +12,8 @@ fn every_crash_state_recovers_to_a_prefix() {
         medium: Medium::Simulated,
         states: number_from_environment("CAIRN_CRASH_STATES").unwrap_or(1000),
         only_run: number_from_environment("CAIRN_CRASH_RUN"),
-        threads: 2,
+        // Clients wait for each other, and for a device that is late.
+        threads: 4,
         duration: None,
         keep_in: Some(std::env::temp_dir()),
     };

@@ -269,47 +269,66 @@ impl Subject {
     }
 }
 
+/// How often fsck finds the change of each field, and how often the format permits it.
+type Tally = BTreeMap<String, (u64, u64)>;
+
+/// Changes the fields of one volume; what was wrong, and the tally.
+fn change_fields(base: BaseImage, mut random: Seeded) -> (Vec<String>, Tally) {
+    let count = number_from_environment("CAIRN_FIELD_CHANGES").unwrap_or(CHANGES);
+    let only = std::env::var("CAIRN_FIELD").ok();
+    let (mut problems, mut tally) = (Vec::new(), Tally::new());
+    let removed = remove_all(&base.device()).expect("a whole volume");
+    let used_when_empty = removed.expect("it can be written");
+    let (_, warnings, _) = check_all(&base.device());
+    let places = Places::of(&base);
+    let subject = Subject { base, places, warnings, used_when_empty };
+    let is_chosen = |field: &Field| only.as_ref().is_none_or(|only| *only == field.to_string());
+    for (field, places) in subject.places.by_field.iter().filter(|(field, _)| is_chosen(field)) {
+        let mut try_change = |index: usize, change: &Change| {
+            let counts = tally.entry(field.to_string()).or_default();
+            match subject.judge(field, index, change) {
+                Ok(found) => *(if found { &mut counts.0 } else { &mut counts.1 }) += 1,
+                Err(problem) => problems.push(format!(
+                    "volume {}: {field}, {}, {change:?}: {problem}",
+                    subject.base.name, places[index]
+                )),
+            }
+        };
+        let device = subject.base.device();
+        if count == 0 {
+            for index in 0..places.len() {
+                for change in subject.places.changes(field, index, &device) {
+                    try_change(index, &change);
+                }
+            }
+        }
+        for _ in 0..count * u64::from(1 + places.len().ilog2() / 2) {
+            let (index, change) = subject.places.choose(field, &device, &mut random);
+            try_change(index, &change);
+        }
+    }
+    (problems, tally)
+}
+
 #[test]
 fn fsck_finds_each_change_of_a_field_that_the_format_does_not_permit() {
     let mut random = Seeded::new(seed_from_environment());
-    let count = number_from_environment("CAIRN_FIELD_CHANGES").unwrap_or(CHANGES);
-    let only = std::env::var("CAIRN_FIELD").ok();
-    let mut tally: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    let mut problems = Vec::new();
     // In the files of a subvolume that is being removed nothing matters; what may stand in the
     // items of subvolumes, `subvolume_tests.rs` of `cairn-fsck` says.
     let has_one = |base: &BaseImage| !base.superblock.features.has_subvolumes();
-    for base in BaseImage::all().into_iter().filter(has_one) {
-        let removed = remove_all(&base.device()).expect("a whole volume");
-        let used_when_empty = removed.expect("it can be written");
-        let (_, warnings, _) = check_all(&base.device());
-        let places = Places::of(&base);
-        let subject = Subject { base, places, warnings, used_when_empty };
-        let is_chosen = |field: &Field| only.as_ref().is_none_or(|only| *only == field.to_string());
-        for (field, places) in subject.places.by_field.iter().filter(|(field, _)| is_chosen(field))
-        {
-            let mut try_change = |index: usize, change: &Change| {
-                let counts = tally.entry(field.to_string()).or_default();
-                match subject.judge(field, index, change) {
-                    Ok(found) => *(if found { &mut counts.0 } else { &mut counts.1 }) += 1,
-                    Err(problem) => problems.push(format!(
-                        "volume {}: {field}, {}, {change:?}: {problem}",
-                        subject.base.name, places[index]
-                    )),
-                }
-            };
-            let device = subject.base.device();
-            if count == 0 {
-                for index in 0..places.len() {
-                    for change in subject.places.changes(field, index, &device) {
-                        try_change(index, &change);
-                    }
-                }
-            }
-            for _ in 0..count * u64::from(1 + places.len().ilog2() / 2) {
-                let (index, change) = subject.places.choose(field, &device, &mut random);
-                try_change(index, &change);
-            }
+    let bases = BaseImage::all().into_iter().filter(has_one);
+    let seeded: Vec<_> = bases.map(|base| (base, Seeded::new(random.next_u64()))).collect();
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let start = |(base, random)| scope.spawn(move || change_fields(base, random));
+        let threads: Vec<_> = seeded.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let (mut problems, mut tally) = (Vec::new(), Tally::new());
+    for (of_one, counts) in results {
+        problems.extend(of_one);
+        for (field, (found, permitted)) in counts {
+            let sum = tally.entry(field).or_default();
+            *sum = (sum.0 + found, sum.1 + permitted);
         }
     }
     for (field, (found, permitted)) in &tally {

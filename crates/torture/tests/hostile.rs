@@ -1,7 +1,7 @@
 //! Hostile images: every input of the corpus, then new ones: as many as `CAIRN_FUZZ_VOLUMES` says
 //! (500), or for as long as `CAIRN_FUZZ_SECONDS` says. With either of the two, `CAIRN_SEED` is a
 //! number or `random`. Otherwise the seed follows from the corpus, so that the same tree makes the
-//! same volumes in the same order.
+//! same volumes in the same order. `CAIRN_FUZZ_PART` is added to the seed.
 //!
 //! The allocator of this program counts, so that an image that makes memory run out is found.
 use cairn_blockdev::{BLOCK_BYTES, BlockDevice};
@@ -58,11 +58,12 @@ const EXCHANGES: usize = 150;
 /// `CAIRN_SEED` of a run of all tests is not meant for these volumes: new ones still break a rule
 /// now and then.
 fn seed(corpus: &[Vec<u8>], is_search: bool) -> u64 {
-    match std::env::var("CAIRN_SEED").as_deref() {
+    let seed = match std::env::var("CAIRN_SEED").as_deref() {
         Ok("random") if is_search => cairn_environment::random::u64(),
         Ok(_) if is_search => seed_from_environment(),
         _ => u64::from(cairn_format::checksum(&corpus.concat())),
-    }
+    };
+    seed.wrapping_add(number_from_environment("CAIRN_FUZZ_PART").unwrap_or(0))
 }
 
 #[test]

@@ -164,7 +164,7 @@ fn random_runs(sabotage: Sabotage) -> (CrashReport, Option<CrashFinding>) {
         medium: Medium::Simulated,
         states: 1000,
         only_run: None,
-        threads: 2,
+        threads: 4,
         duration: None,
         keep_in: None,
     };
