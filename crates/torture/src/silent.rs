@@ -27,6 +27,7 @@ use cairn_blockdev::simulated::{CrashExplorer, Fate, RequestInfo};
 use cairn_blockdev::{BlockDevice, Operation as RequestKind, SimulatedDevice};
 use cairn_engine::Volume;
 use cairn_environment::random::Seeded;
+use cairn_environment::thread;
 use cairn_format::BLOCK_SIZE;
 use cairn_fsck::{CheckOptions, check};
 use std::collections::BTreeMap;
@@ -186,13 +187,13 @@ pub fn run(seed: u64, share: Share) -> Result<SilentReport, String> {
     if !subject.run(Lie::LostFlush, u64::MAX)?.completed {
         return Err("a run without a lie was reported to fail".into());
     }
-    let reports = std::thread::scope(|scope| {
-        let lies = |kind| subject.lies(kind, seed, share);
-        let threads = Kind::ALL.map(|kind| scope.spawn(move || lies(kind)));
-        threads.map(|thread| thread.join().expect("panics are findings"))
+    let subject = Arc::new(subject);
+    let threads = Kind::ALL.map(|kind| {
+        let subject = Arc::clone(&subject);
+        thread::spawn("lies", move || subject.lies(kind, seed, share))
     });
     let mut all = SilentReport::default();
-    for report in reports {
+    for report in threads.map(|thread| thread.join().expect("panics are findings")) {
         all.rows.extend(report.rows);
         all.findings.extend(report.findings);
     }
