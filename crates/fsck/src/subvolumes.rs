@@ -243,7 +243,7 @@ pub(crate) fn check_names(checker: &mut Checker<'_>, trees: &BTreeMap<TreeId, Fi
                 format!("an entry names subvolume {id}, which does not exist")
             } else {
                 names.entry(id).or_default().push(directory);
-                if find_inode(&tree.inodes, name.directory).is_some() {
+                if tree.summed.is_some() || find_inode(&tree.inodes, name.directory).is_some() {
                     continue;
                 }
                 format!("subvolume {id} has a name in a directory that does not exist")
@@ -257,8 +257,6 @@ pub(crate) fn check_names(checker: &mut Checker<'_>, trees: &BTreeMap<TreeId, Fi
         let home = ObjectId { subvolume: item.parent, inode: item.directory };
         let problem = match names {
             [] if item.is_nameless() => continue,
-            // Not all of its names were read.
-            [] if trees.get(&item.parent).is_some_and(|tree| tree.is_partial) => continue,
             _ if item.is_nameless() => format!("is being removed but has {} names", names.len()),
             [directory] if *directory == home => continue,
             [directory] => format!("has its name in {directory} instead of {home}"),

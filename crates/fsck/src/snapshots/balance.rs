@@ -11,6 +11,7 @@
 //! whole. A sum is 0 by chance about as often as fingerprints are equal by chance.
 use super::fingerprint::mixed;
 use crate::file_group::{FileGroup, GroupRules};
+use crate::overlay::TreeChanges;
 use crate::reader::Reader;
 use crate::trees::{ExpectedNode, children};
 use cairn_format::{
@@ -29,7 +30,8 @@ pub(crate) struct Balance {
     pub(crate) directories: u64,
     /// Whether no rule is broken whose sides are not in the sum.
     is_plain: bool,
-    names_subvolumes: bool,
+    /// Whether an entry names a subvolume.
+    pub(crate) names_subvolumes: bool,
     /// `None` without items.
     edges: Option<Edges>,
 }
@@ -73,11 +75,14 @@ impl Balance {
     /// Of items that were not looked at.
     pub(crate) const UNKNOWN: Self = Self { is_plain: false, ..Self::NOTHING };
 
-    /// That of the items in a leaf of a tree with inode numbers below `next_inode`.
-    pub(crate) fn of_leaf(leaf: &Node, rules: &GroupRules, next_inode: u64) -> Self {
-        let rules = GroupRules { generation_max: leaf.generation(), ..*rules };
+    /// That of items that follow each other, in a tree with inode numbers below `next_inode`.
+    pub(crate) fn of_items<'i>(
+        items: impl Iterator<Item = (Key, &'i [u8])>,
+        rules: &GroupRules,
+        next_inode: u64,
+    ) -> Self {
         let (mut this, mut group) = (Self::NOTHING, None::<FileGroup>);
-        for (key, value) in leaf.items() {
+        for (key, value) in items {
             let is_same = group.as_ref().is_some_and(|group| group.inode == key.inode);
             if !is_same {
                 let begins = group.is_none() || key.kind == ItemKind::Inode as u8;
@@ -85,7 +90,7 @@ impl Balance {
                 let is_orphans = key.inode == INODE_ORPHANS.0;
                 let may_be = key.inode == INODE_ROOT.0 || numbers.contains(&key.inode);
                 this.is_plain &= is_orphans || begins && may_be;
-                group = Some(FileGroup::new(key.inode, rules, None));
+                group = Some(FileGroup::new(key.inode, *rules, None));
             }
             let Some(group) = &mut group else { continue };
             this.is_plain &= this.add_item(group, key, value).is_ok();
@@ -299,11 +304,23 @@ const NODES_MAX: usize = 512;
 
 /// Whether each directory in the leaves born after `since` leads to the root, in a tree whose nodes
 /// are whole and in which all counts agree. If before `since` each directory did, now each does: a
-/// circle has one that has changed.
-pub(crate) fn lead_to_root(reader: &Reader<'_>, root: &ExpectedNode, since: Generation) -> bool {
+/// circle has one that has changed. `changes` are those of the log.
+pub(crate) fn lead_to_root(
+    reader: &Reader<'_>,
+    root: &ExpectedNode,
+    since: Generation,
+    changes: Option<&TreeChanges>,
+) -> bool {
     let mut changed = Vec::new();
     add_directories(reader, root, since, &mut changed);
-    let mut tree = Search { reader, root: root.pointer.block, nodes: HashMap::new() };
+    if let Some(changes) = changes {
+        let is_changed = |inode: u64| changes.items.contains_key(&inode_key(inode));
+        changed.retain(|(inode, _)| !is_changed(*inode));
+        let values = changes.items.iter();
+        let values = values.filter_map(|(key, change)| Some((*key, change.value.as_deref()?)));
+        changed.extend(values.filter_map(|(key, value)| directory(key, value)));
+    }
+    let mut tree = Search { reader, root: root.pointer.block, changes, nodes: HashMap::new() };
     let mut reachable = BTreeSet::from([INODE_ROOT.0]);
     for (inode, parent) in changed {
         let (mut path, mut at) = (BTreeSet::from([inode]), parent);
@@ -338,26 +355,34 @@ fn add_directories(
             .for_each(|child| add_directories(reader, child, since, found));
         return;
     }
-    for (key, value) in node.items().filter(|(key, _)| key.kind == ItemKind::Inode as u8) {
-        if let Ok(item) = InodeItem::decode(value)
-            && FileType::from_mode(item.mode) == Some(FileType::Directory)
-            && item.links > 0
-        {
-            found.push((key.inode, item.parent));
-        }
-    }
+    found.extend(node.items().filter_map(|(key, value)| directory(key, value)));
+}
+
+/// A directory with a name, and its parent, if this is the item of one.
+fn directory(key: Key, value: &[u8]) -> Option<(u64, u64)> {
+    let item = InodeItem::decode(value).ok().filter(|_| key.kind == ItemKind::Inode as u8)?;
+    let is_directory = FileType::from_mode(item.mode) == Some(FileType::Directory);
+    (is_directory && item.links > 0).then_some((key.inode, item.parent))
+}
+
+fn inode_key(inode: u64) -> Key {
+    Key::new(InodeNumber(inode), ItemKind::Inode, 0)
 }
 
 struct Search<'s, 'a> {
     reader: &'s Reader<'a>,
     root: BlockNumber,
+    changes: Option<&'s TreeChanges>,
     nodes: HashMap<u64, Node>,
 }
 
 impl Search<'_, '_> {
     /// The parent of a directory.
     fn parent(&mut self, inode: u64) -> Option<u64> {
-        let key = Key::new(InodeNumber(inode), ItemKind::Inode, 0);
+        let key = inode_key(inode);
+        if let Some(change) = self.changes.and_then(|changes| changes.items.get(&key)) {
+            return InodeItem::decode(change.value.as_ref()?).ok().map(|item| item.parent);
+        }
         let mut at = self.root;
         loop {
             if self.nodes.len() >= NODES_MAX {
