@@ -10,8 +10,12 @@ const FORKS: u64 = 300;
 /// One in so many forks has changed.
 const STEP: u64 = 6;
 
-/// A volume with forks of a tree of several levels, and these forks; one has what `change` does.
-fn built(change: Change) -> (SnapshotVolume, Vec<TreeId>) {
+/// The one that is changed otherwise.
+const ONE: u64 = FORKS / 2;
+
+/// A volume with forks of a tree of several levels, and these forks. Those that `is_changed` says
+/// have what `change` does.
+fn built(is_changed: fn(u64) -> bool, change: Change) -> (SnapshotVolume, Vec<TreeId>) {
     let mut built = SnapshotVolume::new();
     // Room for nodes.
     built.volume.next_data += 2200;
@@ -28,7 +32,7 @@ fn built(change: Change) -> (SnapshotVolume, Vec<TreeId>) {
     let forks: Vec<TreeId> = (0..FORKS).map(fork).collect();
     for (index, fork) in (0..).zip(&forks) {
         built.within(*fork, |built| {
-            if index == FORKS / 2 {
+            if is_changed(index) {
                 change(built, directories, file);
             } else if index % STEP == 0 {
                 built.overwrite(files[index as usize % files.len()], 0, 1);
@@ -53,7 +57,7 @@ fn summed(built: &SnapshotVolume) -> BTreeSet<TreeId> {
 #[test]
 fn many_good_ones_are_in_order() {
     for change in [|_: &mut SnapshotVolume, _, _| {}, change_rightly] {
-        let (built, forks) = built(change);
+        let (built, forks) = built(|index| index == ONE, change);
         built.volume.assert_clean();
         assert_eq!(summed(&built), forks.into_iter().collect());
     }
@@ -61,10 +65,10 @@ fn many_good_ones_are_in_order() {
 
 #[track_caller]
 fn expect(text: &str, change: Change) {
-    let (built, forks) = built(change);
+    let (built, forks) = built(|index| index == ONE, change);
     let report = built.volume.check();
     let errors: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
-    let wrong = forks[FORKS as usize / 2];
+    let wrong = forks[ONE as usize];
     assert_all_in(&errors, &format!(" of subvolume {wrong}"), text);
     let others = forks.into_iter().filter(|id| *id != wrong);
     assert_eq!(summed(&built), others.collect());
@@ -73,4 +77,23 @@ fn expect(text: &str, change: Change) {
 #[test]
 fn what_is_wrong_in_one_of_many_is_named() {
     change_wrongly(expect);
+}
+
+/// Of most of them no names are kept from one pass to the next.
+#[test]
+fn many_wrong_ones_are_all_named() {
+    let (built, forks) = built(
+        |index| index % 3 == 0,
+        |built, _, file| {
+            built.volume.change_inode(file, |item| item.blocks = 4);
+        },
+    );
+    let report = built.volume.check();
+    let errors: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+    assert_eq!(errors.len(), forks.len() / 3);
+    for (index, error) in errors.iter().enumerate() {
+        let (at, text) = (3 * index, "says 4 blocks, but there are 3");
+        let name = format!(" of subvolume {} (/fork-{at}/a/file)", forks[at]);
+        assert_all_in(std::slice::from_ref(error), &name, text);
+    }
 }

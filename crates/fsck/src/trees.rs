@@ -59,9 +59,7 @@ impl ExpectedNode {
 
     /// Whether all below the node is, after replay, as the fork's origin has it.
     pub(crate) fn is_as_in_origin(&self, changes: Option<&TreeChanges>) -> bool {
-        self.is_of_origin()
-            && !self.lineage.may_have_given_up(self.lower)
-            && !changes.is_some_and(|changes| self.is_changed_by(changes))
+        self.is_of_origin() && !changes.is_some_and(|changes| self.is_changed_by(changes))
     }
 
     /// Whether the node is counted in another tree.

@@ -182,7 +182,9 @@ impl Sums {
         let mut sums = Vec::new();
         for chunk in expected.chunks(NODES_PER_READ) {
             let is_unknown = |expected: &&ExpectedNode| {
+                // What is an origin's was read there, or is wrong there.
                 may_be_read(checker, expected)
+                    && !expected.is_of_origin()
                     && !self.known.contains_key(&expected.pointer.block.0)
             };
             let unknown = chunk.iter().filter(is_unknown);
@@ -221,26 +223,27 @@ impl Sums {
     }
 
     /// If all is right in a fork: what is in it, and the subvolumes that it names. One that is
-    /// being removed has lost the beginning of its items, and nobody uses the others.
+    /// being removed has lost the beginning of its items.
     fn of_fork(
         &mut self,
         checker: &Checker<'_>,
         root: &ExpectedNode,
     ) -> Option<(FileCounts, Vec<SubvolumeName>)> {
         let tree = checker.trees.get(&root.tree)?;
-        let item = checker.subvolumes.get(&root.tree)?;
+        let item = checker.subvolumes.get(&root.tree).filter(|item| !item.is_nameless())?;
         let changes = Some(&tree.changes).filter(|changes| !changes.items.is_empty());
-        let mut walk = ForkWalk { sums: self, checker, changes, names: Vec::new() };
+        let (names, replaced) = (Vec::new(), HashSet::new());
+        let mut walk = ForkWalk { sums: self, checker, changes, names, replaced };
         let sum = walk.visit(root)?;
+        if !walk.keeps_its_blocks(root) {
+            return None;
+        }
         let mut names = walk.names;
         names.retain(|name| {
             let directory = tree.object(name.directory);
             !is_left_over(&checker.subvolumes, directory, name.subvolume)
         });
-        let is_right = match item.is_nameless() {
-            true => sum.names.is_plain(),
-            false => self.is_right(checker, root, &sum, item.origin, changes),
-        };
+        let is_right = self.is_right(checker, root, &sum, item.origin, changes);
         is_right.then_some((sum.counts, names))
     }
 }
@@ -287,6 +290,23 @@ fn of_leaf(
     sum
 }
 
+/// The blocks of an extent that a fork has from its origin, with their birth.
+fn shared_blocks(
+    checker: &Checker<'_>,
+    expected: &ExpectedNode,
+    key: Key,
+    value: &[u8],
+) -> impl Iterator<Item = (u64, Generation)> {
+    let extent = Extent::decode(value).ok().filter(|_| key.kind == ItemKind::Extent as u8);
+    let extent = extent.filter(|extent| {
+        expected.lineage.is_of_origin(extent.generation) && checker.reader.contains(extent.range())
+    });
+    extent.into_iter().flat_map(|extent| {
+        let birth = extent.generation;
+        extent.range().range().map(move |block| (block, birth))
+    })
+}
+
 /// The items of a leaf after replay.
 fn merged<'i>(
     expected: &ExpectedNode,
@@ -309,6 +329,8 @@ struct ForkWalk<'s, 'c, 'a> {
     checker: &'c Checker<'a>,
     changes: Option<&'c TreeChanges>,
     names: Vec<SubvolumeName>,
+    /// File, block and birth of what it has from its origin, and the log replaces.
+    replaced: HashSet<(u64, u64, Generation)>,
 }
 
 impl ForkWalk<'_, '_, '_> {
@@ -331,7 +353,28 @@ impl ForkWalk<'_, '_, '_> {
             return Some(below);
         }
         self.add_names_in(&merged(expected, &node, self.changes));
+        self.add_replaced(expected, &node);
         Some(of_leaf(self.checker, expected, &node, self.changes))
+    }
+
+    fn add_replaced(&mut self, expected: &ExpectedNode, leaf: &Node) {
+        let Some(changes) = self.changes else { return };
+        let is_replaced = |(key, _): &(Key, &[u8])| changes.items.contains_key(key);
+        for (key, value) in leaf.items().filter(is_replaced) {
+            let blocks = shared_blocks(self.checker, expected, key, value);
+            self.replaced.extend(blocks.map(|(block, birth)| (key.inode, block, birth)));
+        }
+    }
+
+    /// Whether what the log gives a file of the origin's blocks was the file's before.
+    fn keeps_its_blocks(&mut self, root: &ExpectedNode) -> bool {
+        let changes = self.changes.iter().flat_map(|changes| &changes.items);
+        let mut changes = changes.filter_map(|(key, change)| Some((*key, change.value.as_ref()?)));
+        let (checker, replaced) = (self.checker, &mut self.replaced);
+        changes.all(|(key, value)| {
+            let mut blocks = shared_blocks(checker, root, key, value);
+            blocks.all(|(block, birth)| replaced.remove(&(key.inode, block, birth)))
+        })
     }
 
     fn read(&self, expected: &ExpectedNode) -> Option<Node> {
