@@ -352,8 +352,10 @@ fn check_superblock(
     }
     // If the log has changes, or items can't be read, the number of inodes is not that of the
     // trees alone.
+    let mut trees = checker.trees.values();
     let known = checker.superblock.inodes > 0
         && checker.log_is_empty()
+        && !trees.any(|tree| tree.is_partial && tree.lineage.counts_inodes())
         && !checker.has_errors(PassId::Items);
     // Those of forks are not counted, nor those that only snapshots have.
     let counted = checker.report.statistics.inodes.saturating_sub(checker.fork_inodes);

@@ -85,9 +85,9 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let visit_trees = |pass: &mut DataPass<'_, '_>| {
         trees.values().try_for_each(|tree| {
             (pass.tree, pass.lineage) = (tree.id, tree.lineage);
-            match tree.summed.filter(|_| pass.is_second_round()) {
-                None => visit(&reader, tree, pass),
-                Some(_) => {
+            match tree.lacks_leaves() && pass.is_second_round() {
+                false => visit(&reader, tree, pass),
+                true => {
                     let leaves = pass.leaves_with_bad(tree);
                     visit_leaves(&reader, &leaves, &tree.changes, pass)
                 }

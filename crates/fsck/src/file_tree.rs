@@ -86,8 +86,9 @@ pub(crate) struct FileTree {
     /// Leaves that it shares with its origin are not among those below, except those that the log
     /// changes.
     pub(crate) summed: Option<FileCounts>,
-    /// From pass `Trees`: whether inodes and names are kept from one pass to the next.
-    pub(crate) keeps_facts: bool,
+    /// From pass `Trees`: its names and counters are not compared. Leaves that it shares with
+    /// others are not among those below.
+    pub(crate) is_partial: bool,
     /// From pass `Trees`: valid leaves, in key order.
     pub(crate) leaves: Vec<BlockNumber>,
     /// From pass `Trees`: for each of them, a key that none of its keys is below.
@@ -112,7 +113,7 @@ impl FileTree {
             is_dying: false,
             lineage: Lineage::default(),
             summed: None,
-            keeps_facts: true,
+            is_partial: false,
             leaves: Vec::new(),
             leaf_bounds: Vec::new(),
             earlier_extents: HashMap::new(),
@@ -122,12 +123,9 @@ impl FileTree {
         }
     }
 
-    /// Forgets inodes and names, except directories with names of subvolumes.
-    pub(crate) fn forget_facts(&mut self) {
-        let names = &self.subvolume_names;
-        self.inodes.retain(|facts| names.iter().any(|name| name.directory == facts.inode));
-        self.inodes.shrink_to_fit();
-        self.names = Vec::new();
+    /// Whether leaves that it shares with others may be missing below.
+    pub(crate) fn lacks_leaves(&self) -> bool {
+        self.summed.is_some() || self.is_partial
     }
 
     /// The object with this inode number.

@@ -2,13 +2,12 @@
 //! each other.
 use crate::FsckError;
 use crate::block_set::BlockSet;
-use crate::checker::{Checker, LostNode};
+use crate::checker::Checker;
 use crate::file_group::{FileGroup, GroupRules};
 use crate::file_tree::{FileTree, SubvolumeName};
 use crate::forks::Lineage;
 use crate::item_stream::{Item, ItemOrigin, Visitor, visit};
 use crate::names::{InodeFacts, NameFacts, find_inode};
-use crate::namespace;
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots::SubvolumeSnapshots;
 use crate::subvolumes::is_left_over;
@@ -33,8 +32,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let mut trees = checker.take_trees();
     let leaves_all = trees.values().map(|tree| tree.leaves.len() as u64).sum();
     let mut leaves_done = 0;
-    let has_names = !checker.lost_nodes.iter().any(LostNode::hides_names);
-    for tree in trees.values_mut() {
+    for tree in trees.values_mut().filter(|tree| !tree.is_partial) {
         let leaves = (leaves_done, leaves_all);
         if tree.summed.is_some() {
             check_summed(checker, tree, rules, leaves, &mut after_replay)?;
@@ -42,12 +40,6 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
             check_tree(checker, tree, rules, leaves, &mut after_replay)?;
         }
         leaves_done += tree.leaves.len() as u64;
-        if !tree.keeps_facts {
-            if has_names && !tree.is_dying {
-                namespace::check_tree_alone(checker, tree);
-            }
-            tree.forget_facts();
-        }
     }
     checker.trees = trees;
     Ok(())

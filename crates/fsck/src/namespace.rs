@@ -21,7 +21,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let mut inodes_done = 0;
     for tree in trees.values_mut() {
         tree.names.sort_unstable();
-        if !tree.is_dying && tree.summed.is_none() && tree.keeps_facts {
+        if !tree.is_dying && !tree.lacks_leaves() {
             check_tree(checker, tree, (inodes_done, inodes_all));
         }
         inodes_done += tree.inodes.len();
@@ -31,8 +31,8 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     Ok(())
 }
 
-/// The names of a tree of which pass `Items` keeps nothing for this pass, or of a snapshot's.
-pub(crate) fn check_tree_alone(checker: &mut Checker<'_>, tree: &mut FileTree) {
+/// The names of a snapshot's tree, after pass `Items`.
+pub(crate) fn check_snapshot(checker: &mut Checker<'_>, tree: &mut FileTree) {
     tree.names.sort_unstable();
     let inodes = tree.inodes.len();
     check_tree(checker, tree, (0, inodes));

@@ -69,8 +69,8 @@ impl Visitor for EntryCollector {
     fn leaves_done(&mut self, _done: u64) {}
 }
 
-/// Adds a path to every finding about an inode that has one. Of trees of which no names are kept,
-/// it reads those of one at a time.
+/// Adds a path to every finding about an inode that has one. Of trees of which not all leaves are
+/// known, it reads those of one at a time.
 pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let mut wanted: HashSet<ObjectId> =
         checker.report.findings.iter().filter_map(Finding::object).collect();
@@ -88,11 +88,11 @@ pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         let mut names = std::mem::take(&mut tree.names);
         names.sort_unstable();
         let root = checker.snapshots.root_of(id);
-        if let Some(root) = root.filter(|_| tree.summed.is_some()) {
+        if let Some(root) = root.filter(|_| tree.lacks_leaves()) {
             let root = ExpectedNode::root(id, root, checker.superblock.generation);
             leaves = snapshots::leaves(&checker.reader, &root.with(tree.lineage));
         }
-        if tree.summed.is_some() || !tree.keeps_facts {
+        if tree.lacks_leaves() {
             let mut entries = EntryCollector::default();
             visit_leaves(&checker.reader, &leaves, &tree.changes, &mut entries)?;
             names = entries.0;
@@ -106,7 +106,7 @@ pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         }
         collector.tree = id;
         visit_leaves(&checker.reader, &leaves, &tree.changes, &mut collector)?;
-        if tree.summed.is_none() {
+        if !tree.lacks_leaves() {
             (tree.leaves, tree.names) = (leaves, names);
         }
     }

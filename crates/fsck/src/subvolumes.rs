@@ -257,6 +257,8 @@ pub(crate) fn check_names(checker: &mut Checker<'_>, trees: &BTreeMap<TreeId, Fi
         let home = ObjectId { subvolume: item.parent, inode: item.directory };
         let problem = match names {
             [] if item.is_nameless() => continue,
+            // Not all of its names were read.
+            [] if trees.get(&item.parent).is_some_and(|tree| tree.is_partial) => continue,
             _ if item.is_nameless() => format!("is being removed but has {} names", names.len()),
             [directory] if *directory == home => continue,
             [directory] => format!("has its name in {directory} instead of {home}"),

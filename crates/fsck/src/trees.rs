@@ -19,6 +19,7 @@ use cairn_format::{
     NodePointer, RootItem, TREE_DEAD, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
     node::LEVELS_MAX,
 };
+use std::collections::BTreeSet;
 
 /// What the parent says about a node.
 #[derive(Clone, Copy)]
@@ -111,9 +112,14 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     for root in others.iter().filter(|root| root.tree.holds_files()) {
         checker.tree(root.tree).lineage = root.lineage;
     }
-    let sums = Sums::note(checker, &others);
+    let mut sums = Sums::note(checker, &others);
     let (roots, reading) = (Vec::new(), Reading::Whole);
     TreeWalk { checker, roots, reading, sums: &sums }.visit_all(&others);
+    let wrong = sums.note_lost(checker);
+    for root in others.iter().filter(|root| wrong.contains(&root.tree)) {
+        let (roots, reading) = (Vec::new(), Reading::Whole);
+        TreeWalk { checker, roots, reading, sums: &sums }.read_again(root);
+    }
     let counted = roots_of_nameless(checker);
     let (roots, reading) = (Vec::new(), Reading::Counting);
     TreeWalk { checker, roots, reading, sums: &none }.visit_all(&counted);
@@ -186,9 +192,41 @@ impl TreeWalk<'_, '_> {
         if self.reading == Reading::Counting {
             return expected.is_counted_elsewhere();
         }
-        let tree = self.checker.trees.get(&expected.tree);
-        let tree = tree.filter(|tree| tree.summed.is_some());
-        tree.is_some_and(|tree| expected.is_as_in_origin(Some(&tree.changes)))
+        self.checker.trees.get(&expected.tree).is_some_and(|tree| match tree.is_partial {
+            true => expected.is_counted_elsewhere(),
+            false => tree.summed.is_some() && expected.is_as_in_origin(Some(&tree.changes)),
+        })
+    }
+
+    /// Finds all leaves of a tree of which some were left out, without those below nodes that it
+    /// has lost.
+    fn read_again(&mut self, root: &ExpectedNode) {
+        let lost = self.checker.lost_nodes.iter().filter(|lost| lost.tree == root.tree);
+        let lost: BTreeSet<(Option<BlockNumber>, Key)> =
+            lost.map(|lost| (lost.block, lost.keys.0)).collect();
+        let tree = self.checker.tree(root.tree);
+        (tree.leaves, tree.leaf_bounds) = (Vec::new(), Vec::new());
+        let mut nodes = vec![*root];
+        // From the left: the last one is the next.
+        while let Some(expected) = nodes.pop() {
+            let ExpectedNode { pointer: NodePointer { block, .. }, lower, .. } = expected;
+            if lost.contains(&(Some(block), lower)) {
+                continue;
+            }
+            let node = self.checker.reader.node(block).ok();
+            let node = node.filter(|node| contradiction(&expected, node).is_none());
+            let Some(node) = node else { continue };
+            if node.level() > 0 {
+                nodes.extend(children(&expected, &node).into_iter().rev());
+                continue;
+            }
+            let tree = self.checker.tree(root.tree);
+            tree.leaves.push(block);
+            tree.leaf_bounds.push(lower);
+            if expected.is_as_in_origin(Some(&tree.changes)) {
+                self.claim_extents(&expected, &node);
+            }
+        }
     }
 
     /// What many forks have from one origin is reported once.
@@ -367,7 +405,8 @@ impl TreeWalk<'_, '_> {
                 Err(error) => {
                     extents.is_whole = false;
                     // Pass `Items` does not go through them.
-                    if self.reading == Reading::Counting && tree.is_none() {
+                    let is_counting = self.reading == Reading::Counting;
+                    if tree.map_or(is_counting, |tree| tree.is_partial) {
                         let problem = format!("extent {key:?}: {}", error.problem);
                         self.checker.found(
                             finding(Structure::Item, problem).at(node.address().0).of(object),

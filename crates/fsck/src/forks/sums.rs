@@ -3,13 +3,17 @@
 //! The sum of a node ([`Balance`]) is the same in every tree that has it. So the snapshots that
 //! forks began as are read once, each node of all of them. Of each fork its own nodes are read, and
 //! those on the way to what the log changes: the others' sums are known. A fork whose sum is right
-//! is not read as a whole by any pass. Of others the passes read all, and find out what is wrong.
+//! is not read as a whole by any pass. Of some others the passes read all, and find out what is
+//! wrong. If there are more, something that they share is wrong, as a rule: names and counters of
+//! the rest are not compared, and a note says so.
 //!
-//! Memory: a [`Known`] for each node of these snapshots, some 300 bytes for 16 KiB.
+//! Memory: a [`Known`] for each node of these snapshots, some 300 bytes for 16 KiB, and what is
+//! kept of inodes and names of [`WRONG_MAX`] forks.
 use crate::checker::Checker;
 use crate::file_tree::{FileCounts, SubvolumeName};
 use crate::overlay::TreeChanges;
 use crate::reader::NODES_PER_READ;
+use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots::fingerprint::Subtree;
 use crate::snapshots::{Balance, balance_of, lead_to_root};
 use crate::subvolumes::is_left_over;
@@ -18,11 +22,10 @@ use cairn_format::{
     BlockNumber, DirectoryEntry, EntryTarget, Extent, Generation, ItemKind, Key, Node, Origin,
     SubvolumeItem, TreeId, node::LEVELS_MAX,
 };
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// Of so many forks that are read as wholes, what is known of their inodes and names stays in
-/// memory.
-const FACTS_MAX: usize = 64;
+/// So many forks are read as wholes if their sums don't show that all in them is right.
+const WRONG_MAX: usize = 64;
 
 /// What a node and those below it say.
 #[derive(Clone, Copy)]
@@ -67,6 +70,12 @@ pub(crate) struct Sums {
     shapes: HashSet<u64>,
     /// Snapshots in which all is right.
     right: BTreeSet<(TreeId, Generation)>,
+    /// Forks that are read as wholes.
+    wholes: usize,
+    /// Forks that are not compared, without those that are being removed.
+    left_out: usize,
+    /// Forks in all of which directories were followed to the root.
+    searched: usize,
 }
 
 impl Sums {
@@ -81,26 +90,64 @@ impl Sums {
         }
         let origins = origins.iter().map(|origin| (origin.subvolume, origin.generation));
         this.add_snapshots(checker, &origins.collect());
-        let mut wholes = 0;
+        let mut forks: BTreeMap<TreeId, Vec<&ExpectedNode>> = BTreeMap::new();
         for root in roots.iter().filter(|root| root.tree.holds_files()) {
             let is_fork = |item: &SubvolumeItem| item.origin.is_some();
-            if !checker.subvolumes.get(&root.tree).is_some_and(is_fork) {
-                continue;
+            if checker.subvolumes.get(&root.tree).is_some_and(is_fork) {
+                forks.entry(root.tree).or_default().push(root);
             }
-            let summed = this.of_fork(checker, root);
-            let tree = checker.tree(root.tree);
+        }
+        // Of those that are being removed, nobody uses the names.
+        let (named, nameless): (Vec<_>, Vec<_>) = forks.into_iter().partition(|(id, _)| {
+            !checker.subvolumes.get(id).is_some_and(|item| item.is_nameless())
+        });
+        for (id, roots) in named.into_iter().chain(nameless) {
+            let summed = match roots[..] {
+                [root] => this.of_fork(checker, root),
+                // The root tree is damaged.
+                _ => None,
+            };
             match summed {
-                // A damaged root tree may have two roots for one tree.
-                Some((counts, names)) if tree.summed.is_none() => {
+                Some((counts, names)) => {
+                    let tree = checker.tree(id);
                     (tree.summed, tree.subvolume_names) = (Some(counts), names);
                 }
-                _ => {
-                    (tree.summed, wholes) = (None, wholes + 1);
-                    tree.keeps_facts = wholes <= FACTS_MAX;
-                }
+                None => this.add_wrong(checker, id),
             }
         }
         this
+    }
+
+    /// A fork without sums is read as a whole, or left out.
+    fn add_wrong(&mut self, checker: &mut Checker<'_>, id: TreeId) {
+        let is_nameless = checker.subvolumes.get(&id).is_some_and(SubvolumeItem::is_nameless);
+        let tree = checker.tree(id);
+        (tree.summed, tree.subvolume_names) = (None, Vec::new());
+        if self.wholes < WRONG_MAX {
+            self.wholes += 1;
+        } else {
+            tree.is_partial = true;
+            self.left_out += usize::from(!is_nameless);
+        }
+    }
+
+    /// Once all trees are read: forks that have lost nodes of their own are not right. Returns
+    /// those of them that are to be read as wholes.
+    pub(crate) fn note_lost(&mut self, checker: &mut Checker<'_>) -> BTreeSet<TreeId> {
+        let mut wrong: BTreeSet<TreeId> = checker.lost_nodes.iter().map(|lost| lost.tree).collect();
+        wrong.retain(|id| checker.trees.get(id).is_some_and(|tree| tree.summed.is_some()));
+        wrong.iter().for_each(|id| self.add_wrong(checker, *id));
+        wrong.retain(|id| checker.trees.get(id).is_some_and(|tree| !tree.is_partial));
+        if self.left_out > 0 {
+            let problem = format!(
+                "names, counters and changes of the log within {} forks were not compared: there \
+                 are too many that are not in order",
+                self.left_out
+            );
+            let (severity, structure) = (Severity::Note, Structure::Item);
+            checker.found(Finding::new(PassId::Trees, severity, structure, problem));
+        }
+        wrong
     }
 
     /// What is below a node that a fork has from its origin.
@@ -243,6 +290,13 @@ impl Sums {
             let directory = tree.object(name.directory);
             !is_left_over(&checker.subvolumes, directory, name.subvolume)
         });
+        let is_known = |origin: Origin| self.right.contains(&(origin.subvolume, origin.generation));
+        if !item.origin.is_some_and(is_known) && !self.shapes.contains(&sum.names.directories) {
+            self.searched += 1;
+            if self.searched > WRONG_MAX {
+                return None;
+            }
+        }
         let is_right = self.is_right(checker, root, &sum, item.origin, changes);
         is_right.then_some((sum.counts, names))
     }

@@ -47,6 +47,8 @@ struct Edges {
     last_end: u64,
     /// The size in the last inode item.
     size_bytes: Option<u64>,
+    /// Whether the inode of the last inode item has data past that.
+    is_past_end: bool,
 }
 
 /// What is counted.
@@ -63,6 +65,7 @@ enum Rule {
     Parent,
     Removed,
     Directory,
+    Truncated,
 }
 
 fn number(rule: Rule, one: u64, other: u64) -> u64 {
@@ -90,7 +93,8 @@ impl Balance {
                 let is_orphans = key.inode == INODE_ORPHANS.0;
                 let may_be = key.inode == INODE_ROOT.0 || numbers.contains(&key.inode);
                 this.is_plain &= is_orphans || begins && may_be;
-                group = Some(FileGroup::new(key.inode, *rules, None));
+                // As if it were being truncated: what lies past the end is in the sum.
+                group = Some(FileGroup::new(key.inode, *rules, Some(OrphanKind::Truncate)));
             }
             let Some(group) = &mut group else { continue };
             this.is_plain &= this.add_item(group, key, value).is_ok();
@@ -113,6 +117,7 @@ impl Balance {
             leading_end: 0,
             last_end: 0,
             size_bytes: None,
+            is_past_end: false,
         });
         (edges.last, edges.last_end) = (key, 0);
         let kind = ItemKind::from_u8(key.kind).filter(|kind| kind.is_of_files());
@@ -167,6 +172,7 @@ impl Balance {
             }
             ItemKind::Extent => {
                 let extent = group.extent(key, value).map_err(|(_, problem)| problem)?;
+                self.add_end(inode, key.offset + extent.blocks, extent.kind);
                 let file_type = FileType::Regular as u64;
                 self.there(extent.blocks, number(Rule::Blocks, inode, file_type));
                 let end = key.offset + extent.blocks;
@@ -179,7 +185,7 @@ impl Balance {
             }
             ItemKind::Orphan => match decode_orphan(value).map_err(|error| error.problem)? {
                 OrphanKind::Remove => self.there(1, number(Rule::Removed, key.offset, 0)),
-                OrphanKind::Truncate => return Err("data past the end may be right".into()),
+                OrphanKind::Truncate => self.there(1, number(Rule::Truncated, key.offset, 0)),
             },
             _ => return Err("an item of another tree".into()),
         }
@@ -190,7 +196,7 @@ impl Balance {
         let item = InodeItem::decode(value).map_err(|error| error.problem)?;
         let file_type = item.file_type().map_err(|error| error.problem)?;
         if let Some(edges) = &mut self.edges {
-            edges.size_bytes = Some(item.size);
+            (edges.size_bytes, edges.is_past_end) = (Some(item.size), false);
         }
         let (links, is_root) = (u64::from(item.links), inode == INODE_ROOT.0);
         self.wanted(item.blocks, number(Rule::Blocks, inode, file_type as u64));
@@ -235,6 +241,17 @@ impl Balance {
         Ok(())
     }
 
+    /// Data of a file ends at `end`, in blocks of the file. Past the size there is some only while
+    /// the file is being truncated.
+    fn add_end(&mut self, inode: u64, end: u64, kind: ExtentKind) {
+        let Some(edges) = &mut self.edges else { return };
+        let is_past_end = edges.size_bytes.is_some_and(|size| end > blocks_for_bytes(size));
+        if is_past_end && kind == ExtentKind::Data && !edges.is_past_end {
+            edges.is_past_end = true;
+            self.wanted(1, number(Rule::Truncated, inode, 0));
+        }
+    }
+
     /// Adds what follows.
     pub(crate) fn add(&mut self, next: Self) {
         self.sum = self.sum.wrapping_add(next.sum);
@@ -245,6 +262,10 @@ impl Balance {
             (Some(left), Some(right)) => {
                 self.is_plain &= left.may_precede(&right);
                 let is_leading = left.size_bytes.is_none();
+                let is_past_end = left.continues_past_end(&right);
+                if is_past_end && !left.is_past_end {
+                    self.wanted(1, number(Rule::Truncated, left.last.inode, 0));
+                }
                 Some(Edges {
                     first: left.first,
                     last: right.last,
@@ -254,6 +275,10 @@ impl Balance {
                     },
                     last_end: right.last_end,
                     size_bytes: right.size_bytes.or(left.size_bytes),
+                    is_past_end: match right.size_bytes {
+                        Some(_) => right.is_past_end,
+                        None => left.is_past_end || is_past_end,
+                    },
                 })
             }
             (left, right) => left.or(right),
@@ -288,14 +313,17 @@ impl Edges {
             && last.offset / slots == first.offset / slots;
         let is_extent = first.kind == ItemKind::Extent as u8;
         let overlaps = is_same_inode && is_extent && self.last_end > first.offset;
-        let end = self.size_bytes.map_or(u64::MAX, blocks_for_bytes);
-        let is_too_long = is_same_inode && next.leading_end > end;
         last < first
             && (begins || is_same_inode)
             && (first.kind != ItemKind::Inode as u8 || !is_same_inode)
             && !may_be_twice
             && !overlaps
-            && !is_too_long
+    }
+
+    /// Whether data of the last inode in `next` lies past its size.
+    fn continues_past_end(&self, next: &Self) -> bool {
+        let end = self.size_bytes.map_or(u64::MAX, blocks_for_bytes);
+        self.last.inode == next.first.inode && next.leading_end > end
     }
 }
 

@@ -387,7 +387,7 @@ fn check_whole(
     checker.in_snapshot = Some(shown(snapshot, generation));
     items::check_snapshot(checker, &mut tree, generation)?;
     if checker.report.errors == before {
-        namespace::check_tree_alone(checker, &mut tree);
+        namespace::check_snapshot(checker, &mut tree);
     }
     if snapshot.names_none && !tree.subvolume_names.is_empty() {
         let problem = "it says that no entry in it names a subvolume, but one does";
