@@ -381,7 +381,7 @@ fn neighbours(pieces: &[ExtentToVerify]) -> usize {
 /// Calls `visit` with each leaf that was born after `before`, unless it is below a node among
 /// `good`. Adds the nodes below which `visit` has found nothing bad to these. Returns whether there
 /// is none but those. Damaged nodes have been reported.
-fn visit_new_leaves(
+pub(crate) fn visit_new_leaves(
     reader: &Reader<'_>,
     expected: &[ExpectedNode],
     before: Generation,

@@ -202,3 +202,18 @@ fn data_past_the_end_of_a_file_that_is_not_being_cut_is_named() {
         &format!("in a file of {CUT_BYTES} bytes"),
     );
 }
+
+#[test]
+fn a_bad_block_that_all_have_is_named_in_each() {
+    let (built, forks) = built(|index| index == ONE, change_rightly);
+    let mut keys = built.volume.items.keys();
+    let file = keys.find(|key| key.kind == ItemKind::Extent as u8).unwrap().inode;
+    let block = built.extents(file)[&0].start;
+    built.volume.flip(block, 0, 1);
+    let report = built.volume.check();
+    let paths = report.findings.iter().filter_map(|finding| finding.path.clone());
+    let expected = (0..FORKS).map(|index| format!("/fork-{index}/a/file"));
+    let expected: BTreeSet<String> = expected.chain(["/a/file".to_owned()]).collect();
+    assert_eq!(paths.collect::<BTreeSet<_>>(), expected, "{report}");
+    assert_eq!(summed(&built), forks.into_iter().collect());
+}

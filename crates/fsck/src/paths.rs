@@ -1,19 +1,21 @@
 //! Adds paths to findings: one more walk over the directories, only if a finding needs a path.
 use crate::FsckError;
 use crate::checker::Checker;
+use crate::data::visit_new_leaves;
 use crate::file_tree::FileTree;
-use crate::item_stream::{Item, Visitor, visit_leaves};
+use crate::item_stream::{Item, Visitor, visit, visit_leaves};
 use crate::names::{NameFacts, names_of, shown};
 use crate::object::ObjectId;
+use crate::reader::Reader;
 use crate::report::Finding;
 use crate::snapshots;
 use crate::subvolumes::is_left_over;
 use crate::trees::ExpectedNode;
 use cairn_format::{
-    DirectoryEntry, EntryTarget, INODE_ROOT, InodeNumber, ItemKind, SubvolumeItem, TREE_FILES,
-    TreeId,
+    BlockNumber, DirectoryEntry, EntryTarget, Generation, INODE_ROOT, InodeNumber, ItemKind,
+    SubvolumeItem, TREE_FILES, TreeId,
 };
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The depth of the deepest path that is assembled.
 const DEPTH_MAX: usize = 256;
@@ -70,7 +72,7 @@ impl Visitor for EntryCollector {
 }
 
 /// Adds a path to every finding about an inode that has one. Of trees of which not all leaves are
-/// known, it reads those of one at a time.
+/// known, it reads nodes without a name that is wanted once, however many have them.
 pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let mut wanted: HashSet<ObjectId> =
         checker.report.findings.iter().filter_map(Finding::object).collect();
@@ -78,42 +80,113 @@ pub(crate) fn add(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         return Ok(());
     }
     add_homes(&checker.trees, &mut wanted);
-    let mut by_tree: BTreeMap<TreeId, Vec<ObjectId>> = BTreeMap::new();
-    wanted.iter().for_each(|object| by_tree.entry(object.subvolume).or_default().push(*object));
+    for tree in checker.trees.values_mut().filter(|tree| !tree.names.is_sorted()) {
+        tree.names.sort_unstable();
+    }
     let (subvolumes, found) = (&checker.subvolumes, HashMap::new());
     let mut collector = NameCollector { subvolumes, wanted, found, tree: TREE_FILES };
-    for (id, mut waiting) in by_tree {
-        let Some(tree) = checker.trees.get_mut(&id) else { continue };
-        let mut leaves = std::mem::take(&mut tree.leaves);
-        let mut names = std::mem::take(&mut tree.names);
-        names.sort_unstable();
-        let root = checker.snapshots.root_of(id);
-        if let Some(root) = root.filter(|_| tree.lacks_leaves()) {
-            let root = ExpectedNode::root(id, root, checker.superblock.generation);
-            leaves = snapshots::leaves(&checker.reader, &root.with(tree.lineage));
-        }
-        if tree.lacks_leaves() {
-            let mut entries = EntryCollector::default();
-            visit_leaves(&checker.reader, &leaves, &tree.changes, &mut entries)?;
-            names = entries.0;
-            names.sort_unstable();
-        }
-        while let Some(object) = waiting.pop() {
-            let name = names_of(&names, object.inode.0).first();
-            let name = name.filter(|_| object.inode != INODE_ROOT);
-            let directory = name.map(|name| tree.object(name.directory));
-            waiting.extend(directory.filter(|&directory| collector.wanted.insert(directory)));
-        }
-        collector.tree = id;
-        visit_leaves(&checker.reader, &leaves, &tree.changes, &mut collector)?;
-        if !tree.lacks_leaves() {
-            (tree.leaves, tree.names) = (leaves, names);
-        }
+    let ids: BTreeSet<TreeId> = collector.wanted.iter().map(|object| object.subvolume).collect();
+    let trees = ids.iter().filter_map(|id| checker.trees.get(id));
+    let (forks, trees): (Vec<&FileTree>, Vec<_>) = trees.partition(|tree| tree.lacks_leaves());
+    for tree in trees {
+        collector.add_names(&checker.reader, tree)?;
     }
+    let forks = forks.into_iter().filter_map(|tree| {
+        let root = checker.snapshots.root_of(tree.id)?;
+        let root = ExpectedNode::root(tree.id, root, checker.superblock.generation);
+        Some((tree, root.with(tree.lineage)))
+    });
+    collector.add_names_of_forks(&checker.reader, &forks.collect::<Vec<_>>())?;
     for finding in &mut checker.report.findings {
         finding.path = finding.object().and_then(|object| path_of(&collector.found, object));
     }
     Ok(())
+}
+
+impl NameCollector<'_> {
+    /// The names of the wanted objects in a tree of which all leaves are known, and of the
+    /// directories above them.
+    fn add_names(&mut self, reader: &Reader<'_>, tree: &FileTree) -> Result<(), FsckError> {
+        let mut waiting = self.wanted_in(tree);
+        while let Some(object) = waiting.pop() {
+            let directory = directory_of(tree, &tree.names, object);
+            waiting.extend(directory.filter(|&directory| self.wanted.insert(directory)));
+        }
+        self.tree = tree.id;
+        visit(reader, tree, self)
+    }
+
+    /// The same in forks of which not all leaves are known, with their roots.
+    fn add_names_of_forks(
+        &mut self,
+        reader: &Reader<'_>,
+        forks: &[(&FileTree, ExpectedNode)],
+    ) -> Result<(), FsckError> {
+        let mut search = LeafSearch::of(self, forks);
+        for (tree, root) in forks {
+            let mut entries = EntryCollector::default();
+            let leaves = search.leaves(reader, root);
+            visit_leaves(reader, &leaves, &tree.changes, &mut entries)?;
+            entries.0.sort_unstable();
+            let wanted = self.wanted_in(tree).into_iter();
+            let directories = wanted.filter_map(|object| directory_of(tree, &entries.0, object));
+            let directories = directories.map(|directory| directory.inode.0);
+            let above = snapshots::ancestors(reader, root, &tree.changes, directories);
+            self.wanted.extend(above.into_iter().map(|inode| tree.object(inode)));
+        }
+        let mut search = LeafSearch::of(self, forks);
+        for (tree, root) in forks {
+            self.tree = tree.id;
+            visit_leaves(reader, &search.leaves(reader, root), &tree.changes, self)?;
+        }
+        Ok(())
+    }
+
+    fn wanted_in(&self, tree: &FileTree) -> Vec<ObjectId> {
+        let wanted = self.wanted.iter().filter(|object| object.subvolume == tree.id);
+        wanted.copied().collect()
+    }
+}
+
+/// The directory with the first name of an object in a tree with these names, which are sorted.
+fn directory_of(tree: &FileTree, names: &[NameFacts], object: ObjectId) -> Option<ObjectId> {
+    let name = names_of(names, object.inode.0).first();
+    name.filter(|_| object.inode != INODE_ROOT).map(|name| tree.object(name.directory))
+}
+
+/// Finds leaves with names of inodes.
+struct LeafSearch {
+    inodes: HashSet<u64>,
+    /// Nodes without such names below them.
+    others: HashSet<u64>,
+}
+
+impl LeafSearch {
+    /// For the names of all wanted objects of these forks.
+    fn of(collector: &NameCollector<'_>, forks: &[(&FileTree, ExpectedNode)]) -> Self {
+        let ids: BTreeSet<TreeId> = forks.iter().map(|(tree, _)| tree.id).collect();
+        let wanted = collector.wanted.iter().filter(|object| ids.contains(&object.subvolume));
+        Self { inodes: wanted.map(|object| object.inode.0).collect(), others: HashSet::new() }
+    }
+
+    fn leaves(&mut self, reader: &Reader<'_>, root: &ExpectedNode) -> Vec<BlockNumber> {
+        let (mut leaves, Self { inodes, others }) = (Vec::new(), self);
+        visit_new_leaves(reader, &[*root], Generation(0), others, &mut |leaf| {
+            let is_wanted = |value: &[u8]| match DirectoryEntry::decode(value) {
+                Ok(DirectoryEntry { target: EntryTarget::Inode(inode, _), .. }) => {
+                    inodes.contains(&inode.0)
+                }
+                Ok(_) => true,
+                Err(_) => false,
+            };
+            let has_name = leaf
+                .items()
+                .any(|(key, value)| key.kind == ItemKind::DirectoryEntry as u8 && is_wanted(value));
+            leaves.extend(has_name.then_some(leaf.address()));
+            has_name
+        });
+        leaves
+    }
 }
 
 /// Adds the roots of the subvolumes, the directories that name them, and so on upwards.

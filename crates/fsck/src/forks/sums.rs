@@ -140,8 +140,8 @@ impl Sums {
         wrong.retain(|id| checker.trees.get(id).is_some_and(|tree| !tree.is_partial));
         if self.left_out > 0 {
             let problem = format!(
-                "names, counters and changes of the log within {} forks were not compared: there \
-                 are too many that are not in order",
+                "names, counters and changes of the log within {} forks were not compared: their \
+                 sums don't show that all is right, and there are too many like these",
                 self.left_out
             );
             let (severity, structure) = (Severity::Note, Structure::Item);

@@ -366,6 +366,25 @@ pub(crate) fn lead_to_root(
     true
 }
 
+/// These directories of a tree, and all above them, by what each says of its parent.
+pub(crate) fn ancestors(
+    reader: &Reader<'_>,
+    root: &ExpectedNode,
+    changes: &TreeChanges,
+    directories: impl Iterator<Item = u64>,
+) -> BTreeSet<u64> {
+    let (root, changes) = (root.pointer.block, Some(changes));
+    let mut tree = Search { reader, root, changes, nodes: HashMap::new() };
+    let mut found = BTreeSet::new();
+    for directory in directories {
+        let mut at = Some(directory);
+        while let Some(inode) = at.filter(|inode| found.insert(*inode)) {
+            at = if inode == INODE_ROOT.0 { None } else { tree.parent(inode) };
+        }
+    }
+    found
+}
+
 /// The directories with names in the leaves born after `since`, and their parents.
 fn add_directories(
     reader: &Reader<'_>,
@@ -411,7 +430,7 @@ impl Search<'_, '_> {
         if let Some(change) = self.changes.and_then(|changes| changes.items.get(&key)) {
             return InodeItem::decode(change.value.as_ref()?).ok().map(|item| item.parent);
         }
-        let mut at = self.root;
+        let (mut at, mut above) = (self.root, u8::MAX);
         loop {
             if self.nodes.len() >= NODES_MAX {
                 self.nodes.clear();
@@ -422,6 +441,10 @@ impl Search<'_, '_> {
                     entry.insert(self.reader.node(at).ok()?)
                 }
             };
+            if node.level() >= above {
+                return None;
+            }
+            above = node.level();
             if node.level() == 0 {
                 let index = node.search(&key).ok()?;
                 return InodeItem::decode(node.value(index)).ok().map(|item| item.parent);

@@ -13,10 +13,10 @@ mod given_up;
 mod readable;
 mod walk;
 
-pub(crate) use balance::{Balance, lead_to_root};
+pub(crate) use balance::{Balance, ancestors, lead_to_root};
 pub(crate) use compare::visit_nodes;
 pub(crate) use given_up::{damaged, to_drop};
-pub(crate) use readable::{leaves, readable};
+pub(crate) use readable::readable;
 pub(crate) use walk::{check, shown};
 
 use crate::checker::Checker;

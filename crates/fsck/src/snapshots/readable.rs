@@ -63,13 +63,6 @@ pub(crate) fn readable(
     Ok((ReadableTree::damaged(items, gaps), findings))
 }
 
-/// The leaves of a tree that can be read, in key order.
-pub(crate) fn leaves(reader: &Reader<'_>, root: &ExpectedNode) -> Vec<BlockNumber> {
-    let mut found = Found::default();
-    visit(reader, root, &mut found);
-    found.leaves.into_iter().map(|(_, block)| block).collect()
-}
-
 fn visit(reader: &Reader<'_>, expected: &ExpectedNode, found: &mut Found) {
     let block = expected.pointer.block;
     let node = reader.node(block).and_then(|node| match contradiction(expected, &node) {
