@@ -67,7 +67,7 @@ impl LostNode {
 /// So many are read as wholes, each for itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WholeMax {
-    /// Of more forks, what they share with their origins is not read.
+    /// Of more forks, what they share with their origins is read once.
     pub(crate) forks: usize,
     /// Of more snapshots, what they share with others is read once.
     pub(crate) snapshots: usize,

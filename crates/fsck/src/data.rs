@@ -12,7 +12,7 @@ use crate::block_set::BlockSet;
 use crate::checker::Checker;
 use crate::file_tree::FileTree;
 use crate::forks::Lineage;
-use crate::item_stream::{Item, Visitor, visit};
+use crate::item_stream::{Item, Visitor, visit, visit_leaves};
 use crate::object::ObjectId;
 use crate::reader::{NODES_PER_READ, Reader, read_data};
 use crate::report::{Finding, PassId, Severity, Structure};
@@ -22,7 +22,7 @@ use cairn_format::{
     BLOCK_SIZE, BlockNumber, BlockRange, Extent, ExtentKind, Generation, InodeNumber, ItemKind,
     Key, NODE_BLOCKS, Node, SnapshotItem, TREE_FILES, TreeId, checksum,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashSet};
 
 /// Checksums held at once: those of 16 GiB of data, 16 MiB of memory.
 const CHECKSUMS_MAX: usize = 4 << 20;
@@ -61,6 +61,8 @@ struct DataPass<'c, 'a> {
     round: Round,
     /// Those that the first round found.
     bad: BTreeSet<u64>,
+    /// Nodes without bad blocks below them, so that each is read once.
+    good: HashSet<u64>,
 }
 
 /// Runs the pass.
@@ -78,11 +80,18 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
         verified,
         round: if has_snapshots { Round::Finding } else { Round::Reporting },
         bad: BTreeSet::new(),
+        good: HashSet::new(),
     };
     let visit_trees = |pass: &mut DataPass<'_, '_>| {
         trees.values().try_for_each(|tree| {
             (pass.tree, pass.lineage) = (tree.id, tree.lineage);
-            visit(&reader, tree, pass)
+            match tree.lacks_leaves() && pass.is_second_round() {
+                false => visit(&reader, tree, pass),
+                true => {
+                    let leaves = pass.leaves_with_bad(tree);
+                    visit_leaves(&reader, &leaves, &tree.changes, pass)
+                }
+            }
         })
     };
     let mut visited = visit_trees(&mut pass).and_then(|()| pass.visit_snapshots());
@@ -90,7 +99,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     if visited.is_ok() && !pass.bad.is_empty() {
         pass.round = Round::Reporting;
         visited = visit_trees(&mut pass);
-        pass.add_bad_of_snapshots(&trees);
+        pass.add_bad_of_snapshots();
         pass.verify_batch();
     }
     checker.trees = trees;
@@ -194,9 +203,30 @@ impl DataPass<'_, '_> {
         }
     }
 
+    /// The leaves with bad blocks of a tree that was not read as a whole.
+    fn leaves_with_bad(&mut self, tree: &FileTree) -> Vec<BlockNumber> {
+        let (mut leaves, reader) = (Vec::new(), self.checker.reader);
+        let Some(root) = self.checker.snapshots.root_of(tree.id) else { return leaves };
+        let root = ExpectedNode::root(tree.id, root, self.checker.superblock.generation);
+        let mut good = std::mem::take(&mut self.good);
+        let roots = [root.with(tree.lineage)];
+        visit_new_leaves(&reader, &roots, Generation(0), &mut good, &mut |leaf| {
+            let has_bad = self.leaf_has_bad(leaf);
+            leaves.extend(has_bad.then_some(leaf.address()));
+            has_bad
+        });
+        self.good = good;
+        leaves
+    }
+
+    fn leaf_has_bad(&self, leaf: &Node) -> bool {
+        let mut extents = leaf.items().filter(|(key, _)| key.kind == ItemKind::Extent as u8);
+        extents.any(|(_, value)| self.readable(value).is_some_and(|extent| self.has_bad(&extent)))
+    }
+
     /// Adds the extents of snapshots that have bad blocks. A node that is not younger than the
     /// snapshot before is in that one, too.
-    fn add_bad_of_snapshots(&mut self, trees: &BTreeMap<TreeId, FileTree>) {
+    fn add_bad_of_snapshots(&mut self) {
         let reader = self.checker.reader;
         let of_all = self.checker.snapshots.of.iter();
         let of_all: Vec<(TreeId, Vec<(Generation, ExpectedNode)>)> = of_all
@@ -210,11 +240,9 @@ impl DataPass<'_, '_> {
             .collect();
         for (id, roots) in &of_all {
             self.tree = *id;
-            let is_partial = trees.get(id).is_some_and(|tree| tree.is_partial);
-            let origin = self.checker.lineage_of(*id).origin;
-            let mut before = origin.filter(|_| is_partial).unwrap_or_default();
+            let (mut before, mut good) = (Generation(0), std::mem::take(&mut self.good));
             for (at, (generation, root)) in roots.iter().enumerate() {
-                visit_leaves(&reader, &[*root], before, &mut |leaf| {
+                visit_new_leaves(&reader, &[*root], before, &mut good, &mut |leaf| {
                     let mut last = None;
                     for (key, value) in leaf.items() {
                         let is_extent = key.kind == ItemKind::Extent as u8;
@@ -231,9 +259,11 @@ impl DataPass<'_, '_> {
                             self.add(key, &extent, Some((*generation, last)));
                         }
                     }
+                    last.is_some()
                 });
                 before = *generation;
             }
+            self.good = good;
         }
     }
 
@@ -348,29 +378,44 @@ fn neighbours(pieces: &[ExtentToVerify]) -> usize {
     count.max(1)
 }
 
-/// Calls `visit` with each leaf that was born after `before`. Damaged nodes have been reported.
-fn visit_leaves(
+/// Calls `visit` with each leaf that was born after `before`, unless it is below a node among
+/// `good`. Adds the nodes below which `visit` has found nothing bad to these. Returns whether there
+/// is none but those. Damaged nodes have been reported.
+pub(crate) fn visit_new_leaves(
     reader: &Reader<'_>,
     expected: &[ExpectedNode],
     before: Generation,
-    visit: &mut dyn FnMut(&Node),
-) {
+    good: &mut HashSet<u64>,
+    visit: &mut dyn FnMut(&Node) -> bool,
+) -> bool {
+    let mut all_good = true;
     for chunk in expected.chunks(NODES_PER_READ) {
         let is_wanted = |expected: &&ExpectedNode| {
-            expected.pointer.generation > before && may_be_read(reader, expected)
+            let is_good = good.contains(&expected.pointer.block.0);
+            all_good &= is_good || expected.pointer.generation > before;
+            !is_good && expected.pointer.generation > before && may_be_read(reader, expected)
         };
         let wanted: Vec<&ExpectedNode> = chunk.iter().filter(is_wanted).collect();
         let addresses: Vec<BlockNumber> =
             wanted.iter().map(|expected| expected.pointer.block).collect();
         for (expected, node) in wanted.into_iter().zip(reader.nodes(&addresses)) {
-            match node {
-                Ok(node) if contradiction(expected, &node).is_some() => {}
-                Ok(node) if node.level() == 0 => visit(&node),
-                Ok(node) => visit_leaves(reader, &children(expected, &node), before, visit),
-                Err(_) => {}
+            let is_good = match node {
+                Ok(node) if contradiction(expected, &node).is_some() => false,
+                Ok(node) if node.level() == 0 => !visit(&node),
+                Ok(node) => {
+                    let below = children(expected, &node);
+                    visit_new_leaves(reader, &below, before, good, visit)
+                }
+                Err(_) => false,
+            };
+            // What a removal has given up may be in others.
+            if is_good && !expected.lineage.may_have_given_up(expected.lower) {
+                good.insert(expected.pointer.block.0);
             }
+            all_good &= is_good;
         }
     }
+    all_good
 }
 
 /// Whether the tree below `expected` has this leaf, in which this key is.

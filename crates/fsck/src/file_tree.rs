@@ -6,7 +6,10 @@ use crate::forks::Lineage;
 use crate::names::{InodeFacts, NameFacts};
 use crate::object::ObjectId;
 use crate::overlay::TreeChanges;
-use cairn_format::{BlockNumber, BlockRange, Generation, InodeNumber, Key, TreeId};
+use cairn_format::{
+    BlockNumber, BlockRange, Extent, ExtentKind, FileType, Generation, InodeItem, InodeNumber,
+    ItemKind, Key, TreeId,
+};
 use std::collections::HashMap;
 
 /// An entry that names a subvolume.
@@ -15,6 +18,56 @@ pub(crate) struct SubvolumeName {
     pub(crate) subvolume: TreeId,
     /// The directory that holds the entry.
     pub(crate) directory: u64,
+}
+
+/// How many of what there are in a tree, or in a part of one.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct FileCounts {
+    pub(crate) items: u64,
+    pub(crate) inodes: u64,
+    pub(crate) files: u64,
+    pub(crate) directories: u64,
+    pub(crate) orphans: u64,
+    pub(crate) extents: u64,
+    pub(crate) data_blocks: u64,
+    pub(crate) unwritten_blocks: u64,
+}
+
+impl FileCounts {
+    /// Counts an item.
+    pub(crate) fn add_item(&mut self, key: Key, value: &[u8]) {
+        self.items += 1;
+        match ItemKind::from_u8(key.kind) {
+            Some(ItemKind::Inode) => {
+                let file_type = InodeItem::decode(value).ok().map(|item| item.file_type());
+                let Some(Ok(file_type)) = file_type else { return };
+                self.inodes += 1;
+                self.files += u64::from(file_type == FileType::Regular);
+                self.directories += u64::from(file_type == FileType::Directory);
+            }
+            Some(ItemKind::Extent) => {
+                let Ok(extent) = Extent::decode(value) else { return };
+                self.extents += 1;
+                match extent.kind {
+                    ExtentKind::Data => self.data_blocks += extent.blocks,
+                    ExtentKind::Unwritten => self.unwritten_blocks += extent.blocks,
+                }
+            }
+            Some(ItemKind::Orphan) => self.orphans += 1,
+            _ => {}
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.items += other.items;
+        self.inodes += other.inodes;
+        self.files += other.files;
+        self.directories += other.directories;
+        self.orphans += other.orphans;
+        self.extents += other.extents;
+        self.data_blocks += other.data_blocks;
+        self.unwritten_blocks += other.unwritten_blocks;
+    }
 }
 
 /// See the [module](self).
@@ -29,7 +82,12 @@ pub(crate) struct FileTree {
     pub(crate) is_dying: bool,
     /// From pass `Trees`: the snapshot that it began as, if it is a fork.
     pub(crate) lineage: Lineage,
-    /// From pass `Trees`: leaves that it shares with its origin are not among those below.
+    /// From pass `Trees`: of a fork in which names and counters agree, what is in it after replay.
+    /// Leaves that it shares with its origin are not among those below, except those that the log
+    /// changes.
+    pub(crate) summed: Option<FileCounts>,
+    /// From pass `Trees`: its names and counters are not compared. Leaves that it shares with
+    /// others are not among those below.
     pub(crate) is_partial: bool,
     /// From pass `Trees`: valid leaves, in key order.
     pub(crate) leaves: Vec<BlockNumber>,
@@ -42,7 +100,7 @@ pub(crate) struct FileTree {
     pub(crate) inodes: Vec<InodeFacts>,
     /// From pass `Items`: directory entries that name inodes.
     pub(crate) names: Vec<NameFacts>,
-    /// From pass `Items`: directory entries that name subvolumes.
+    /// From pass `Items`, or `Trees` if it has sums: directory entries that name subvolumes.
     pub(crate) subvolume_names: Vec<SubvolumeName>,
 }
 
@@ -54,6 +112,7 @@ impl FileTree {
             has_root: false,
             is_dying: false,
             lineage: Lineage::default(),
+            summed: None,
             is_partial: false,
             leaves: Vec::new(),
             leaf_bounds: Vec::new(),
@@ -62,6 +121,11 @@ impl FileTree {
             names: Vec::new(),
             subvolume_names: Vec::new(),
         }
+    }
+
+    /// Whether leaves that it shares with others may be missing below.
+    pub(crate) fn lacks_leaves(&self) -> bool {
+        self.summed.is_some() || self.is_partial
     }
 
     /// The object with this inode number.

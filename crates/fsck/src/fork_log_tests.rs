@@ -116,3 +116,25 @@ fn the_log_gives_a_fork_nothing_of_others() {
     log.append_to(FORK, &[entry(0, &origins)]);
     log.volume.assert_error("belongs to something else in the superblock's trees");
 }
+
+/// A file gets a second name in the fork, in the log alone.
+#[test]
+fn names_in_the_log_of_a_fork_are_compared() {
+    let link = |log: &mut Logged, has_links: bool| {
+        let entries = log.volume.within(FORK, |volume| {
+            volume.link(FILE + 3, INODE_ROOT.0, "second name");
+            let (name, _) = TestVolume::entry(FILE + 3, INODE_ROOT.0, "second name", 0o100644);
+            let inode = |inode| Key::new(InodeNumber(inode), ItemKind::Inode, 0);
+            let mut entries = vec![put(volume, inode(INODE_ROOT.0)), put(volume, name)];
+            entries.extend(has_links.then(|| put(volume, inode(FILE + 3))));
+            entries
+        });
+        log.append_to(FORK, &entries);
+    };
+    let mut log = logged();
+    link(&mut log, true);
+    log.volume.assert_clean();
+    let mut log = logged();
+    link(&mut log, false);
+    log.volume.assert_error("says 1 links, but has 2 names");
+}

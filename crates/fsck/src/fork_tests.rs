@@ -451,15 +451,9 @@ fn of_many_forks_only_what_is_their_own_is_read() {
         built.commit();
         built
     };
-    let mut built = many(62);
-    built.write();
-    built.volume.assert_clean();
     let mut built = many(63);
     built.write();
-    let report = built.volume.check();
-    let notes: Vec<_> = report.findings.iter().map(|f| (f.severity, f.pass)).collect();
-    assert_eq!(notes, [(Severity::Note, PassId::Trees)], "{report}");
-    assert!(report.to_string().contains("there are 65 forks: names, counters and"));
+    built.volume.assert_clean();
     // A reader reads all, and what is wrong with their blocks is found.
     let reader = TreeReader::open(&built.volume.device, &mut |_| {}).unwrap();
     let inode = InodeNumber(FILE);

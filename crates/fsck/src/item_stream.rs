@@ -1,7 +1,7 @@
 //! The items of a tree of files after replay, in key order: its leaves merged with the log.
 use crate::FsckError;
 use crate::file_tree::FileTree;
-use crate::overlay::ItemChange;
+use crate::overlay::{ItemChange, TreeChanges};
 use crate::reader::{NODES_PER_READ, Reader};
 use cairn_format::{BlockNumber, Key};
 use std::iter::Peekable;
@@ -38,9 +38,19 @@ pub(crate) fn visit(
     tree: &FileTree,
     visitor: &mut impl Visitor,
 ) -> Result<(), FsckError> {
-    let mut changes = tree.changes.items.iter().peekable();
+    visit_leaves(reader, &tree.leaves, &tree.changes, visitor)
+}
+
+/// As [`visit`], with these leaves of the tree.
+pub(crate) fn visit_leaves(
+    reader: &Reader<'_>,
+    leaves: &[BlockNumber],
+    changes: &TreeChanges,
+    visitor: &mut impl Visitor,
+) -> Result<(), FsckError> {
+    let mut changes = changes.items.iter().peekable();
     let mut done = 0;
-    for chunk in tree.leaves.chunks(NODES_PER_READ) {
+    for chunk in leaves.chunks(NODES_PER_READ) {
         for (&block, node) in chunk.iter().zip(reader.nodes(chunk)) {
             let node = node.map_err(|_| FsckError::Changed { block: block.0 })?;
             for (key, value) in node.items() {

@@ -34,10 +34,44 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let mut leaves_done = 0;
     for tree in trees.values_mut().filter(|tree| !tree.is_partial) {
         let leaves = (leaves_done, leaves_all);
-        check_tree(checker, tree, rules, leaves, &mut after_replay)?;
+        if tree.summed.is_some() {
+            check_summed(checker, tree, rules, leaves, &mut after_replay)?;
+        } else {
+            check_tree(checker, tree, rules, leaves, &mut after_replay)?;
+        }
         leaves_done += tree.leaves.len() as u64;
     }
     checker.trees = trees;
+    Ok(())
+}
+
+/// A tree whose sums have shown that all in it is right. What is left is whether its blocks may
+/// belong to it after replay: in the leaves that it does not share, and in the log.
+fn check_summed(
+    checker: &mut Checker<'_>,
+    tree: &mut FileTree,
+    rules: GroupRules,
+    leaves: (u64, u64),
+    after_replay: &mut Option<BlockSet>,
+) -> Result<(), FsckError> {
+    if after_replay.is_some() {
+        let statistics = checker.report.statistics;
+        let reader = checker.reader;
+        let mut pass = ItemsPass::new(checker, tree, rules, leaves, after_replay);
+        visit(&reader, tree, &mut ClaimsPass(&mut pass))?;
+        checker.report.statistics = statistics;
+    }
+    let counts = tree.summed.unwrap_or_default();
+    let statistics = &mut checker.report.statistics;
+    statistics.items += counts.items;
+    statistics.inodes += counts.inodes;
+    statistics.files += counts.files;
+    statistics.directories += counts.directories;
+    statistics.orphans += counts.orphans;
+    statistics.extents += counts.extents;
+    statistics.data_blocks += counts.data_blocks;
+    statistics.unwritten_blocks += counts.unwritten_blocks;
+    checker.fork_inodes += if tree.lineage.counts_inodes() { 0 } else { counts.inodes };
     Ok(())
 }
 
@@ -66,21 +100,7 @@ fn check_tree(
     after_replay: &mut Option<BlockSet>,
 ) -> Result<(), FsckError> {
     let reader = checker.reader;
-    let has_changes = !tree.changes.items.is_empty();
-    let has_shared = has_changes && tree.lineage.origin.is_some();
-    let mut pass = ItemsPass {
-        rules: GroupRules { lineage: tree.lineage, ..rules },
-        leaves,
-        after_replay,
-        shared_after_replay: has_shared.then(|| BlockSet::new(reader.blocks_present())),
-        group: None,
-        orphans: BTreeMap::new(),
-        inodes: Vec::new(),
-        names: Vec::new(),
-        subvolume_names: Vec::new(),
-        checker,
-        tree,
-    };
+    let mut pass = ItemsPass::new(checker, tree, rules, leaves, after_replay);
     visit(&reader, pass.tree, &mut pass)?;
     pass.finish_group();
     pass.finish();
@@ -133,7 +153,50 @@ impl Visitor for ItemsPass<'_, '_> {
     }
 }
 
-impl ItemsPass<'_, '_> {
+/// The claims of extents alone.
+struct ClaimsPass<'p, 'c, 'a>(&'p mut ItemsPass<'c, 'a>);
+
+impl Visitor for ClaimsPass<'_, '_, '_> {
+    fn item(&mut self, item: Item<'_>) -> Result<(), FsckError> {
+        if item.key.kind == ItemKind::Extent as u8
+            && let Ok(extent) = Extent::decode(item.value)
+            && let Err(problem) = self.0.claim_extent(&item, &extent)
+        {
+            self.0.item_problem(&item, problem);
+        }
+        Ok(())
+    }
+
+    fn leaves_done(&mut self, done: u64) {
+        self.0.leaves_done(done);
+    }
+}
+
+impl<'c, 'a> ItemsPass<'c, 'a> {
+    fn new(
+        checker: &'c mut Checker<'a>,
+        tree: &'c FileTree,
+        rules: GroupRules,
+        leaves: (u64, u64),
+        after_replay: &'c mut Option<BlockSet>,
+    ) -> Self {
+        let has_shared = !tree.changes.items.is_empty() && tree.lineage.origin.is_some();
+        let blocks = checker.reader.blocks_present();
+        Self {
+            rules: GroupRules { lineage: tree.lineage, ..rules },
+            leaves,
+            after_replay,
+            shared_after_replay: has_shared.then(|| BlockSet::new(blocks)),
+            group: None,
+            orphans: BTreeMap::new(),
+            inodes: Vec::new(),
+            names: Vec::new(),
+            subvolume_names: Vec::new(),
+            checker,
+            tree,
+        }
+    }
+
     fn item_problem(&mut self, item: &Item<'_>, problem: impl Into<String>) {
         let problem = problem.into();
         let finding = match item.origin {

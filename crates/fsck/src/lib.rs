@@ -239,6 +239,8 @@ mod log_tests;
 #[cfg(test)]
 mod logic_tests;
 #[cfg(test)]
+mod many_forks_tests;
+#[cfg(test)]
 mod many_snapshots_tests;
 #[cfg(test)]
 mod repair_tests;

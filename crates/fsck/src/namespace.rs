@@ -21,7 +21,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     let mut inodes_done = 0;
     for tree in trees.values_mut() {
         tree.names.sort_unstable();
-        if !tree.is_dying && !tree.is_partial {
+        if !tree.is_dying && !tree.lacks_leaves() {
             check_tree(checker, tree, (inodes_done, inodes_all));
         }
         inodes_done += tree.inodes.len();

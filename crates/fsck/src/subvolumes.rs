@@ -243,7 +243,7 @@ pub(crate) fn check_names(checker: &mut Checker<'_>, trees: &BTreeMap<TreeId, Fi
                 format!("an entry names subvolume {id}, which does not exist")
             } else {
                 names.entry(id).or_default().push(directory);
-                if find_inode(&tree.inodes, name.directory).is_some() {
+                if tree.summed.is_some() || find_inode(&tree.inodes, name.directory).is_some() {
                     continue;
                 }
                 format!("subvolume {id} has a name in a directory that does not exist")

@@ -542,10 +542,13 @@ impl TestVolume {
             check(&self.device, &options, &mut |progress| assert!(progress.done <= progress.total));
         let report = report.unwrap();
         if !options.repair {
-            // As if there were many snapshots.
-            let whole_max = WholeMax { snapshots: 0, ..WholeMax::CHECK };
-            let other = run(&self.device, options, whole_max, &mut |_| {}).unwrap().report;
-            assert_eq!(other, report, "{other}\n{report}");
+            // As if there were many snapshots, few forks, or many.
+            let has_forks = self.superblock.features.has_forks();
+            let forks = [usize::MAX, 0].into_iter().take(1 + usize::from(has_forks));
+            for whole_max in forks.map(|forks| WholeMax { snapshots: 0, forks }) {
+                let other = run(&self.device, options, whole_max, &mut |_| {}).unwrap().report;
+                assert_eq!(other, report, "{whole_max:?}: {other}\n{report}");
+            }
         }
         report
     }

@@ -5,19 +5,21 @@
 //! nodes hold.
 use crate::FsckError;
 use crate::checker::{Checker, LostNode};
-use crate::forks::{self, Lineage};
+use crate::forks::{self, Lineage, Sums};
 use crate::object::ObjectId;
+use crate::overlay::TreeChanges;
 use crate::reader::{NODES_PER_READ, OUTSIDE};
 use crate::report::{Finding, PassId, Severity, Structure};
 use crate::snapshots;
+use crate::snapshots::dead_runs;
 use crate::snapshots::fingerprint::{Fingerprint, Subtree};
-use crate::snapshots::{Balance, dead_runs};
 use crate::subvolumes;
 use cairn_format::{
     BlockNumber, BlockRange, Extent, Generation, InodeNumber, ItemKind, Key, NODE_BLOCKS, Node,
     NodePointer, RootItem, TREE_DEAD, TREE_FILES, TREE_ROOTS, TREE_SUBVOLUMES, TreeId,
     node::LEVELS_MAX,
 };
+use std::collections::BTreeSet;
 
 /// What the parent says about a node.
 #[derive(Clone, Copy)]
@@ -50,6 +52,17 @@ impl ExpectedNode {
         self.lineage.is_of_origin(self.pointer.generation)
     }
 
+    /// Whether the log changes items that are, or would be, in the node or below it.
+    pub(crate) fn is_changed_by(&self, changes: &TreeChanges) -> bool {
+        let next = changes.items.range(self.lower..).next();
+        next.is_some_and(|(key, _)| self.upper.is_none_or(|upper| *key < upper))
+    }
+
+    /// Whether all below the node is, after replay, as the fork's origin has it.
+    pub(crate) fn is_as_in_origin(&self, changes: Option<&TreeChanges>) -> bool {
+        self.is_of_origin() && !changes.is_some_and(|changes| self.is_changed_by(changes))
+    }
+
     /// Whether the node is counted in another tree.
     fn is_counted_elsewhere(&self) -> bool {
         self.lineage.is_counted_elsewhere(self.pointer.generation)
@@ -59,10 +72,9 @@ impl ExpectedNode {
 /// What is done with the nodes of a tree.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reading {
-    /// Its items are checked, and so what it shares with other trees is read, too.
+    /// Its items are checked, and so what it shares with other trees is read, too, unless the sums
+    /// show that all in it is right.
     Whole,
-    /// There are too many forks to read what they share.
-    Own,
     /// Its blocks are counted. It is the tree of a snapshot that stands in for its subvolume's,
     /// which pass `Snapshots` checks; or what is left of one, of which nobody uses the items.
     Counting,
@@ -71,7 +83,8 @@ enum Reading {
 /// Runs the pass.
 pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     checker.snapshots.needs_all_leaves = checker.options.data && !checker.log_is_empty();
-    let mut walk = TreeWalk { checker, roots: Vec::new(), reading: Reading::Whole };
+    let none = Sums::default();
+    let mut walk = TreeWalk { checker, roots: Vec::new(), reading: Reading::Whole, sums: &none };
     let superblock = &walk.checker.superblock;
     let root = ExpectedNode::root(TREE_ROOTS, superblock.root, superblock.generation);
     walk.visit_all(&[root]);
@@ -92,20 +105,24 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
     // What the other trees refer to depends on forks and snapshots.
     let (first, others): (Vec<_>, Vec<_>) =
         roots.drain(..).partition(|root| root.tree == TREE_SUBVOLUMES);
-    TreeWalk { checker, roots, reading: Reading::Whole }.visit_all(&first);
+    TreeWalk { checker, roots, reading: Reading::Whole, sums: &none }.visit_all(&first);
     snapshots::note_nameless(checker);
-    let reading = match forks::are_read_whole(checker) {
-        true => Reading::Whole,
-        false => Reading::Own,
-    };
     let others: Vec<ExpectedNode> =
         others.into_iter().map(|root| root.with(checker.lineage_of_tree(root.tree))).collect();
     for root in others.iter().filter(|root| root.tree.holds_files()) {
         checker.tree(root.tree).lineage = root.lineage;
     }
-    TreeWalk { checker, roots: Vec::new(), reading }.visit_all(&others);
+    let mut sums = Sums::note(checker, &others);
+    let (roots, reading) = (Vec::new(), Reading::Whole);
+    TreeWalk { checker, roots, reading, sums: &sums }.visit_all(&others);
+    let wrong = sums.note_lost(checker);
+    for root in others.iter().filter(|root| wrong.contains(&root.tree)) {
+        let (roots, reading) = (Vec::new(), Reading::Whole);
+        TreeWalk { checker, roots, reading, sums: &sums }.read_again(root);
+    }
     let counted = roots_of_nameless(checker);
-    TreeWalk { checker, roots: Vec::new(), reading: Reading::Counting }.visit_all(&counted);
+    let (roots, reading) = (Vec::new(), Reading::Counting);
+    TreeWalk { checker, roots, reading, sums: &none }.visit_all(&counted);
     subvolumes::check_items(checker);
     forks::check(checker);
     checker.report.statistics.referenced_blocks = checker.referenced.count();
@@ -142,6 +159,7 @@ struct TreeWalk<'c, 'a> {
     /// The roots in the leaves of the root tree.
     roots: Vec<ExpectedNode>,
     reading: Reading,
+    sums: &'c Sums,
 }
 
 impl TreeWalk<'_, '_> {
@@ -149,23 +167,20 @@ impl TreeWalk<'_, '_> {
     fn visit_all(&mut self, expected: &[ExpectedNode]) -> Subtree {
         let mut all = Subtree::NOTHING;
         for chunk in expected.chunks(NODES_PER_READ) {
-            let mut claimed: Vec<ExpectedNode> =
-                chunk.iter().filter(|expected| self.claim_node(expected)).copied().collect();
+            let claimed: Vec<&ExpectedNode> =
+                chunk.iter().filter(|expected| self.claim_node(expected)).collect();
             all.is_whole &= claimed.len() == chunk.len();
-            let before = claimed.len();
-            if self.reading != Reading::Whole {
-                claimed.retain(|expected| !self.leave_out(expected));
-            }
-            if claimed.len() < before {
-                all.names = Balance::UNKNOWN;
-            }
-            let addresses: Vec<BlockNumber> =
-                claimed.iter().map(|expected| expected.pointer.block).collect();
-            let nodes = self.checker.reader.nodes(&addresses);
-            for (expected, node) in claimed.iter().zip(nodes) {
+            let is_left_out: Vec<bool> =
+                claimed.iter().map(|expected| self.is_left_out(expected)).collect();
+            let read = claimed.iter().zip(&is_left_out).filter(|(_, is_left_out)| !**is_left_out);
+            let read: Vec<BlockNumber> = read.map(|(expected, _)| expected.pointer.block).collect();
+            let mut nodes = self.checker.reader.nodes(&read).into_iter();
+            for (expected, is_left_out) in claimed.into_iter().zip(is_left_out) {
+                let node = if is_left_out { None } else { nodes.next() };
                 all.add(match node {
-                    Ok(node) => self.visit(expected, &node),
-                    Err(problem) => self.unreadable(expected, problem),
+                    None => self.sums.shared(expected),
+                    Some(Ok(node)) => self.visit(expected, &node),
+                    Some(Err(problem)) => self.unreadable(expected, problem),
                 });
             }
         }
@@ -173,15 +188,45 @@ impl TreeWalk<'_, '_> {
     }
 
     /// Whether another tree has a node, too, so that it is not read here.
-    fn leave_out(&mut self, expected: &ExpectedNode) -> bool {
-        let is_shared = expected.is_counted_elsewhere();
-        if is_shared
-            && self.reading == Reading::Own
-            && let Some(tree) = self.checker.trees.get_mut(&expected.tree)
-        {
-            tree.is_partial = true;
+    fn is_left_out(&self, expected: &ExpectedNode) -> bool {
+        if self.reading == Reading::Counting {
+            return expected.is_counted_elsewhere();
         }
-        is_shared
+        self.checker.trees.get(&expected.tree).is_some_and(|tree| match tree.is_partial {
+            true => expected.is_counted_elsewhere(),
+            false => tree.summed.is_some() && expected.is_as_in_origin(Some(&tree.changes)),
+        })
+    }
+
+    /// Finds all leaves of a tree of which some were left out, without those below nodes that it
+    /// has lost.
+    fn read_again(&mut self, root: &ExpectedNode) {
+        let lost = self.checker.lost_nodes.iter().filter(|lost| lost.tree == root.tree);
+        let lost: BTreeSet<(Option<BlockNumber>, Key)> =
+            lost.map(|lost| (lost.block, lost.keys.0)).collect();
+        let tree = self.checker.tree(root.tree);
+        (tree.leaves, tree.leaf_bounds) = (Vec::new(), Vec::new());
+        let mut nodes = vec![*root];
+        // From the left: the last one is the next.
+        while let Some(expected) = nodes.pop() {
+            let ExpectedNode { pointer: NodePointer { block, .. }, lower, .. } = expected;
+            if lost.contains(&(Some(block), lower)) {
+                continue;
+            }
+            let node = self.checker.reader.node(block).ok();
+            let node = node.filter(|node| contradiction(&expected, node).is_none());
+            let Some(node) = node else { continue };
+            if node.level() > 0 {
+                nodes.extend(children(&expected, &node).into_iter().rev());
+                continue;
+            }
+            let tree = self.checker.tree(root.tree);
+            tree.leaves.push(block);
+            tree.leaf_bounds.push(lower);
+            if expected.is_as_in_origin(Some(&tree.changes)) {
+                self.claim_extents(&expected, &node);
+            }
+        }
     }
 
     /// What many forks have from one origin is reported once.
@@ -359,9 +404,9 @@ impl TreeWalk<'_, '_> {
                 }
                 Err(error) => {
                     extents.is_whole = false;
-                    // Pass `Items` goes through whole trees only.
-                    let is_partial = self.checker.trees.get(&id).is_none_or(|tree| tree.is_partial);
-                    if self.reading != Reading::Whole && is_partial {
+                    // Pass `Items` does not go through them.
+                    let is_counting = self.reading == Reading::Counting;
+                    if tree.map_or(is_counting, |tree| tree.is_partial) {
                         let problem = format!("extent {key:?}: {}", error.problem);
                         self.checker.found(
                             finding(Structure::Item, problem).at(node.address().0).of(object),

@@ -8,7 +8,7 @@ use cairn_engine::mkfs::{MkfsOptions, mkfs};
 use cairn_engine::{Apply, DifferenceKind, InodeId, Volume, Winner};
 use cairn_format::TREE_SUBVOLUMES;
 use cairn_fsck::dump::dump_tree;
-use history::{DIRECTORY, FILE, checked, open};
+use history::{DIRECTORY, FILE, Phases, checked, open};
 use std::sync::Arc;
 
 const DEPTH: u64 = 4096;
@@ -114,26 +114,6 @@ fn apply(volume: &Volume, depth: u64) {
         assert!(matches!(applied, Apply::Done(_)), "{applied:?}");
     });
     at(volume, depth - 1, |origin| assert_eq!(get(volume, origin, b"applied"), b"it is"));
-}
-
-/// Shows what the phases take.
-struct Phases(u64);
-
-impl Phases {
-    fn begin() -> Self {
-        Self(Self::now_ns())
-    }
-
-    /// Processor time of this thread; there is no other.
-    fn now_ns() -> u64 {
-        let times = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-        times.split(' ').next().and_then(|time| time.parse().ok()).unwrap_or(0)
-    }
-
-    fn end(&mut self, name: &str) {
-        let before = std::mem::replace(&mut self.0, Self::now_ns());
-        println!("{name}: {:.2} s", (self.0 - before) as f64 / 1e9);
-    }
 }
 
 /// All that is there is right.

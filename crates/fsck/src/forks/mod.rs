@@ -4,8 +4,10 @@
 //! transaction or before. They count for nothing where blocks are counted, since the origin's head
 //! or one of its dead lists has them. So each must be one of that snapshot ([`not_of_origin`]).
 mod compare;
+mod sums;
 
 pub(crate) use compare::{Foreign, not_of_origin};
+pub(crate) use sums::Sums;
 
 use crate::checker::Checker;
 use crate::report::{Finding, PassId, Severity, Structure};
@@ -13,8 +15,8 @@ use crate::trees::ExpectedNode;
 use cairn_format::{Generation, Inheritance, Key, Node, Origin, SubvolumeItem, TreeId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// So many forks are read with all that they share with their origins.
-pub(crate) const WHOLE_MAX: usize = 64;
+/// So few forks are read with all that they share with their origins: for more, sums are quicker.
+pub(crate) const WHOLE_MAX: usize = 2;
 
 /// What is known of a tree that may be that of a fork.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -79,6 +81,11 @@ impl Lineage {
         upper.is_some_and(|upper| upper <= self.cursor)
     }
 
+    /// Whether the removal of a fork may have given up a part of a node with keys from `lower` on.
+    pub(crate) fn may_have_given_up(&self, lower: Key) -> bool {
+        lower < self.cursor
+    }
+
     /// Whether `node` may be in the tree `tree`, by the tree that made it. Ids ascend, so ancestors
     /// have lower ones. Its own nodes may have any age, as for the engine: the origin that its item
     /// names may be wrong. If that is right, an older one is an error of the origin's snapshot, or
@@ -91,21 +98,6 @@ impl Lineage {
     pub(crate) fn accepts_made_by(&self, by: TreeId, generation: Generation, tree: TreeId) -> bool {
         by == tree || by.holds_files() && by < tree && generation <= self.made_until
     }
-}
-
-/// Once the items of the subvolumes are known: whether all that forks share with their origins is
-/// to be read.
-pub(crate) fn are_read_whole(checker: &mut Checker<'_>) -> bool {
-    let forks = checker.subvolumes.values().filter(|item| item.origin.is_some()).count();
-    if forks <= checker.whole_max.forks {
-        return true;
-    }
-    let problem = format!(
-        "there are {forks} forks: names, counters and changes of the log within them were not \
-         compared"
-    );
-    checker.found(Finding::new(PassId::Trees, Severity::Note, Structure::Item, problem));
-    false
 }
 
 /// What in the items of forks and of hidden snapshots contradicts other items or the superblock.

@@ -11,6 +11,7 @@
 //! whole. A sum is 0 by chance about as often as fingerprints are equal by chance.
 use super::fingerprint::mixed;
 use crate::file_group::{FileGroup, GroupRules};
+use crate::overlay::TreeChanges;
 use crate::reader::Reader;
 use crate::trees::{ExpectedNode, children};
 use cairn_format::{
@@ -29,7 +30,8 @@ pub(crate) struct Balance {
     pub(crate) directories: u64,
     /// Whether no rule is broken whose sides are not in the sum.
     is_plain: bool,
-    names_subvolumes: bool,
+    /// Whether an entry names a subvolume.
+    pub(crate) names_subvolumes: bool,
     /// `None` without items.
     edges: Option<Edges>,
 }
@@ -45,6 +47,8 @@ struct Edges {
     last_end: u64,
     /// The size in the last inode item.
     size_bytes: Option<u64>,
+    /// Whether the inode of the last inode item has data past that.
+    is_past_end: bool,
 }
 
 /// What is counted.
@@ -61,6 +65,7 @@ enum Rule {
     Parent,
     Removed,
     Directory,
+    Truncated,
 }
 
 fn number(rule: Rule, one: u64, other: u64) -> u64 {
@@ -73,11 +78,14 @@ impl Balance {
     /// Of items that were not looked at.
     pub(crate) const UNKNOWN: Self = Self { is_plain: false, ..Self::NOTHING };
 
-    /// That of the items in a leaf of a tree with inode numbers below `next_inode`.
-    pub(crate) fn of_leaf(leaf: &Node, rules: &GroupRules, next_inode: u64) -> Self {
-        let rules = GroupRules { generation_max: leaf.generation(), ..*rules };
+    /// That of items that follow each other, in a tree with inode numbers below `next_inode`.
+    pub(crate) fn of_items<'i>(
+        items: impl Iterator<Item = (Key, &'i [u8])>,
+        rules: &GroupRules,
+        next_inode: u64,
+    ) -> Self {
         let (mut this, mut group) = (Self::NOTHING, None::<FileGroup>);
-        for (key, value) in leaf.items() {
+        for (key, value) in items {
             let is_same = group.as_ref().is_some_and(|group| group.inode == key.inode);
             if !is_same {
                 let begins = group.is_none() || key.kind == ItemKind::Inode as u8;
@@ -85,7 +93,8 @@ impl Balance {
                 let is_orphans = key.inode == INODE_ORPHANS.0;
                 let may_be = key.inode == INODE_ROOT.0 || numbers.contains(&key.inode);
                 this.is_plain &= is_orphans || begins && may_be;
-                group = Some(FileGroup::new(key.inode, rules, None));
+                // As if it were being truncated: what lies past the end is in the sum.
+                group = Some(FileGroup::new(key.inode, *rules, Some(OrphanKind::Truncate)));
             }
             let Some(group) = &mut group else { continue };
             this.is_plain &= this.add_item(group, key, value).is_ok();
@@ -108,6 +117,7 @@ impl Balance {
             leading_end: 0,
             last_end: 0,
             size_bytes: None,
+            is_past_end: false,
         });
         (edges.last, edges.last_end) = (key, 0);
         let kind = ItemKind::from_u8(key.kind).filter(|kind| kind.is_of_files());
@@ -162,6 +172,7 @@ impl Balance {
             }
             ItemKind::Extent => {
                 let extent = group.extent(key, value).map_err(|(_, problem)| problem)?;
+                self.add_end(inode, key.offset + extent.blocks, extent.kind);
                 let file_type = FileType::Regular as u64;
                 self.there(extent.blocks, number(Rule::Blocks, inode, file_type));
                 let end = key.offset + extent.blocks;
@@ -174,7 +185,7 @@ impl Balance {
             }
             ItemKind::Orphan => match decode_orphan(value).map_err(|error| error.problem)? {
                 OrphanKind::Remove => self.there(1, number(Rule::Removed, key.offset, 0)),
-                OrphanKind::Truncate => return Err("data past the end may be right".into()),
+                OrphanKind::Truncate => self.there(1, number(Rule::Truncated, key.offset, 0)),
             },
             _ => return Err("an item of another tree".into()),
         }
@@ -185,7 +196,7 @@ impl Balance {
         let item = InodeItem::decode(value).map_err(|error| error.problem)?;
         let file_type = item.file_type().map_err(|error| error.problem)?;
         if let Some(edges) = &mut self.edges {
-            edges.size_bytes = Some(item.size);
+            (edges.size_bytes, edges.is_past_end) = (Some(item.size), false);
         }
         let (links, is_root) = (u64::from(item.links), inode == INODE_ROOT.0);
         self.wanted(item.blocks, number(Rule::Blocks, inode, file_type as u64));
@@ -230,6 +241,17 @@ impl Balance {
         Ok(())
     }
 
+    /// Data of a file ends at `end`, in blocks of the file. Past the size there is some only while
+    /// the file is being truncated.
+    fn add_end(&mut self, inode: u64, end: u64, kind: ExtentKind) {
+        let Some(edges) = &mut self.edges else { return };
+        let is_past_end = edges.size_bytes.is_some_and(|size| end > blocks_for_bytes(size));
+        if is_past_end && kind == ExtentKind::Data && !edges.is_past_end {
+            edges.is_past_end = true;
+            self.wanted(1, number(Rule::Truncated, inode, 0));
+        }
+    }
+
     /// Adds what follows.
     pub(crate) fn add(&mut self, next: Self) {
         self.sum = self.sum.wrapping_add(next.sum);
@@ -240,6 +262,10 @@ impl Balance {
             (Some(left), Some(right)) => {
                 self.is_plain &= left.may_precede(&right);
                 let is_leading = left.size_bytes.is_none();
+                let is_past_end = left.continues_past_end(&right);
+                if is_past_end && !left.is_past_end {
+                    self.wanted(1, number(Rule::Truncated, left.last.inode, 0));
+                }
                 Some(Edges {
                     first: left.first,
                     last: right.last,
@@ -249,6 +275,10 @@ impl Balance {
                     },
                     last_end: right.last_end,
                     size_bytes: right.size_bytes.or(left.size_bytes),
+                    is_past_end: match right.size_bytes {
+                        Some(_) => right.is_past_end,
+                        None => left.is_past_end || is_past_end,
+                    },
                 })
             }
             (left, right) => left.or(right),
@@ -283,14 +313,17 @@ impl Edges {
             && last.offset / slots == first.offset / slots;
         let is_extent = first.kind == ItemKind::Extent as u8;
         let overlaps = is_same_inode && is_extent && self.last_end > first.offset;
-        let end = self.size_bytes.map_or(u64::MAX, blocks_for_bytes);
-        let is_too_long = is_same_inode && next.leading_end > end;
         last < first
             && (begins || is_same_inode)
             && (first.kind != ItemKind::Inode as u8 || !is_same_inode)
             && !may_be_twice
             && !overlaps
-            && !is_too_long
+    }
+
+    /// Whether data of the last inode in `next` lies past its size.
+    fn continues_past_end(&self, next: &Self) -> bool {
+        let end = self.size_bytes.map_or(u64::MAX, blocks_for_bytes);
+        self.last.inode == next.first.inode && next.leading_end > end
     }
 }
 
@@ -299,11 +332,23 @@ const NODES_MAX: usize = 512;
 
 /// Whether each directory in the leaves born after `since` leads to the root, in a tree whose nodes
 /// are whole and in which all counts agree. If before `since` each directory did, now each does: a
-/// circle has one that has changed.
-pub(crate) fn lead_to_root(reader: &Reader<'_>, root: &ExpectedNode, since: Generation) -> bool {
+/// circle has one that has changed. `changes` are those of the log.
+pub(crate) fn lead_to_root(
+    reader: &Reader<'_>,
+    root: &ExpectedNode,
+    since: Generation,
+    changes: Option<&TreeChanges>,
+) -> bool {
     let mut changed = Vec::new();
     add_directories(reader, root, since, &mut changed);
-    let mut tree = Search { reader, root: root.pointer.block, nodes: HashMap::new() };
+    if let Some(changes) = changes {
+        let is_changed = |inode: u64| changes.items.contains_key(&inode_key(inode));
+        changed.retain(|(inode, _)| !is_changed(*inode));
+        let values = changes.items.iter();
+        let values = values.filter_map(|(key, change)| Some((*key, change.value.as_deref()?)));
+        changed.extend(values.filter_map(|(key, value)| directory(key, value)));
+    }
+    let mut tree = Search { reader, root: root.pointer.block, changes, nodes: HashMap::new() };
     let mut reachable = BTreeSet::from([INODE_ROOT.0]);
     for (inode, parent) in changed {
         let (mut path, mut at) = (BTreeSet::from([inode]), parent);
@@ -319,6 +364,25 @@ pub(crate) fn lead_to_root(reader: &Reader<'_>, root: &ExpectedNode, since: Gene
         reachable.extend(path);
     }
     true
+}
+
+/// These directories of a tree, and all above them, by what each says of its parent.
+pub(crate) fn ancestors(
+    reader: &Reader<'_>,
+    root: &ExpectedNode,
+    changes: &TreeChanges,
+    directories: impl Iterator<Item = u64>,
+) -> BTreeSet<u64> {
+    let (root, changes) = (root.pointer.block, Some(changes));
+    let mut tree = Search { reader, root, changes, nodes: HashMap::new() };
+    let mut found = BTreeSet::new();
+    for directory in directories {
+        let mut at = Some(directory);
+        while let Some(inode) = at.filter(|inode| found.insert(*inode)) {
+            at = if inode == INODE_ROOT.0 { None } else { tree.parent(inode) };
+        }
+    }
+    found
 }
 
 /// The directories with names in the leaves born after `since`, and their parents.
@@ -338,27 +402,35 @@ fn add_directories(
             .for_each(|child| add_directories(reader, child, since, found));
         return;
     }
-    for (key, value) in node.items().filter(|(key, _)| key.kind == ItemKind::Inode as u8) {
-        if let Ok(item) = InodeItem::decode(value)
-            && FileType::from_mode(item.mode) == Some(FileType::Directory)
-            && item.links > 0
-        {
-            found.push((key.inode, item.parent));
-        }
-    }
+    found.extend(node.items().filter_map(|(key, value)| directory(key, value)));
+}
+
+/// A directory with a name, and its parent, if this is the item of one.
+fn directory(key: Key, value: &[u8]) -> Option<(u64, u64)> {
+    let item = InodeItem::decode(value).ok().filter(|_| key.kind == ItemKind::Inode as u8)?;
+    let is_directory = FileType::from_mode(item.mode) == Some(FileType::Directory);
+    (is_directory && item.links > 0).then_some((key.inode, item.parent))
+}
+
+fn inode_key(inode: u64) -> Key {
+    Key::new(InodeNumber(inode), ItemKind::Inode, 0)
 }
 
 struct Search<'s, 'a> {
     reader: &'s Reader<'a>,
     root: BlockNumber,
+    changes: Option<&'s TreeChanges>,
     nodes: HashMap<u64, Node>,
 }
 
 impl Search<'_, '_> {
     /// The parent of a directory.
     fn parent(&mut self, inode: u64) -> Option<u64> {
-        let key = Key::new(InodeNumber(inode), ItemKind::Inode, 0);
-        let mut at = self.root;
+        let key = inode_key(inode);
+        if let Some(change) = self.changes.and_then(|changes| changes.items.get(&key)) {
+            return InodeItem::decode(change.value.as_ref()?).ok().map(|item| item.parent);
+        }
+        let (mut at, mut above) = (self.root, u8::MAX);
         loop {
             if self.nodes.len() >= NODES_MAX {
                 self.nodes.clear();
@@ -369,6 +441,10 @@ impl Search<'_, '_> {
                     entry.insert(self.reader.node(at).ok()?)
                 }
             };
+            if node.level() >= above {
+                return None;
+            }
+            above = node.level();
             if node.level() == 0 {
                 let index = node.search(&key).ok()?;
                 return InodeItem::decode(node.value(index)).ok().map(|item| item.parent);

@@ -13,7 +13,7 @@ mod given_up;
 mod readable;
 mod walk;
 
-pub(crate) use balance::Balance;
+pub(crate) use balance::{Balance, ancestors, lead_to_root};
 pub(crate) use compare::visit_nodes;
 pub(crate) use given_up::{damaged, to_drop};
 pub(crate) use readable::readable;
@@ -226,20 +226,26 @@ pub(crate) fn add_item(
 pub(crate) fn names_in(checker: &Checker<'_>, expected: &ExpectedNode, leaf: &Node) -> Balance {
     let snapshots = &checker.snapshots;
     match snapshots.are_many && snapshots.may_have(expected.tree, leaf) {
-        true => balance_of(checker, expected.lineage, leaf),
+        true => balance_of(checker, expected.lineage, leaf.generation(), leaf.items()),
         false => Balance::UNKNOWN,
     }
 }
 
-fn balance_of(checker: &Checker<'_>, lineage: Lineage, leaf: &Node) -> Balance {
+/// What items that follow each other say; none of them may be younger than `generation_max`.
+pub(crate) fn balance_of<'i>(
+    checker: &Checker<'_>,
+    lineage: Lineage,
+    generation_max: Generation,
+    items: impl Iterator<Item = (Key, &'i [u8])>,
+) -> Balance {
     let rules = GroupRules {
         hash_seed: checker.superblock.hash_seed,
-        generation_max: leaf.generation(),
+        generation_max,
         has_long_extents: true,
         has_parents: checker.superblock.features.has_parents(),
         lineage,
     };
-    Balance::of_leaf(leaf, &rules, checker.counters.next_inode)
+    Balance::of_items(items, &rules, checker.counters.next_inode)
 }
 
 /// Once the tree of subvolumes is read: which ones have lost their names.

@@ -114,7 +114,7 @@ pub(crate) fn check(checker: &mut Checker<'_>) -> Result<(), FsckError> {
                     && !is_damaged
                     && below.names.is_right(snapshot.names_none)
                     && (shapes.contains(&below.names.directories)
-                        || lead_to_root(&checker.reader, &root, since))
+                        || lead_to_root(&checker.reader, &root, since, None))
             };
             if below.is_whole && is_readable && !is_right(checker) {
                 is_spoilt |= check_whole(checker, id, generation, snapshot)?;
@@ -268,7 +268,7 @@ impl SnapshotWalk<'_, '_> {
     fn visit_leaf(&mut self, lineage: Lineage, leaf: &Node) -> Subtree {
         let mut extents = Subtree::NOTHING;
         extents.names = match self.checker.snapshots.are_many {
-            true => balance_of(self.checker, lineage, leaf),
+            true => balance_of(self.checker, lineage, leaf.generation(), leaf.items()),
             false => Balance::UNKNOWN,
         };
         for (key, value) in leaf.items() {

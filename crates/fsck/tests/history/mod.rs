@@ -48,6 +48,26 @@ pub fn checked(device: &dyn BlockDevice) -> Report {
     check(device, &CheckOptions { data: true, repair: false }, &mut |_| {}).unwrap()
 }
 
+/// Shows what the phases take.
+pub struct Phases(u64);
+
+impl Phases {
+    pub fn begin() -> Self {
+        Self(Self::now_ns())
+    }
+
+    /// Processor time of this thread; there is no other.
+    fn now_ns() -> u64 {
+        let times = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+        times.split(' ').next().and_then(|time| time.parse().ok()).unwrap_or(0)
+    }
+
+    pub fn end(&mut self, name: &str) {
+        let before = std::mem::replace(&mut self.0, Self::now_ns());
+        println!("{name}: {:.2} s", (self.0 - before) as f64 / 1e9);
+    }
+}
+
 /// Whether there are cleanups in the superblock's state.
 pub fn has_cleanup(device: &dyn BlockDevice) -> bool {
     dump_tree(device, TREE_SUBVOLUMES, None).is_ok_and(|tree| tree.to_string().contains("Cleanup"))
