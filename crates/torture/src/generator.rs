@@ -5,7 +5,7 @@
 //! each run: what is rare in an even mix, because something else undoes it or is chosen first, is
 //! frequent in some of them.
 use crate::contents::Tag;
-use crate::generator_data::LastPlace;
+use crate::generator_data::InOrder;
 use crate::model::{Model, NodeId};
 use crate::operation::{
     Base, CHANGES_IN_SNAPSHOTS, Name, Operation, Path, Rename, Special, Subvolume, Target,
@@ -16,7 +16,7 @@ use cairn_environment::random::Seeded;
 /// Names of snapshots, mostly.
 const SNAPSHOT_NAMES: u64 = 5;
 /// Snapshots of a client; all are read completely, again and again.
-const SNAPSHOTS_MAX: usize = 6;
+pub(crate) const SNAPSHOTS_MAX: usize = 6;
 
 /// What the operations of a client are like.
 #[derive(Clone, Copy, Debug)]
@@ -51,9 +51,8 @@ pub struct Profile {
     /// This percentage of operations on data stays with the file of the one before, within two
     /// blocks of its place.
     pub near_percent: u64,
-    /// This percentage of operations on data goes on with the block behind the last one, and of
-    /// fsyncs and snapshots is of what is written there.
-    pub going_on_percent: u64,
+    /// This percentage of operations begins to write neighbouring blocks in their order.
+    pub in_order_percent: u64,
     /// Bytes that a client has for writes with a length about a power of two, up to 4 MiB.
     pub long_bytes: u64,
 }
@@ -74,7 +73,7 @@ impl Profile {
         fork_percent: 2,
         large_xattrs: false,
         near_percent: 40,
-        going_on_percent: 15,
+        in_order_percent: 1,
         long_bytes: 0,
     };
     /// For crash states: small, and with many points of durability.
@@ -113,7 +112,7 @@ impl Profile {
             fork_percent: pick(&[0, 0, 2, 6, 15]),
             large_xattrs: pick(&[0, 0, 1]) == 1,
             near_percent: pick(&[0, 30, 60, 90]),
-            going_on_percent: pick(&[0, 20, 20, 80]),
+            in_order_percent: pick(&[0, 1, 2, 6]),
             ..self
         }
     }
@@ -126,10 +125,11 @@ pub struct Generator {
     pub(crate) profile: Profile,
     /// An early fork that was made just now.
     pub(crate) early_fork: Option<Path>,
-    /// Where the operation on data before this one was.
-    pub(crate) last_place: Option<LastPlace>,
-    /// A long write that was made just now.
-    pub(crate) long_write: Option<Target>,
+    /// Where the operation on data before this one was, in bytes.
+    pub(crate) last_place: Option<(Target, u64)>,
+    pub(crate) in_order: Option<InOrder>,
+    /// The file with long writes, and whether one was made just now.
+    pub(crate) long_file: Option<(Target, bool)>,
 }
 
 /// Seconds of a time, before or after the epoch.
@@ -152,7 +152,8 @@ impl Generator {
             profile,
             early_fork: None,
             last_place: None,
-            long_write: None,
+            in_order: None,
+            long_file: None,
         }
     }
 
@@ -244,14 +245,17 @@ impl Generator {
 
     /// The client's operation number `index`.
     pub fn next(&mut self, model: &Model, index: usize) -> Operation {
-        let behind = self.in_early_fork(model).or_else(|| self.behind_long_write());
-        if let Some(operation) = behind {
+        let tag = Tag { client: model.client(), operation: index as u32 };
+        let going_on = self
+            .in_early_fork(model)
+            .or_else(|| self.behind_long_write())
+            .or_else(|| self.goes_on_in_order(model, tag));
+        if let Some(operation) = going_on {
             return operation;
         }
         if self.random.chance(1, self.profile.durability_interval) {
             return self.durability(model);
         }
-        let tag = Tag { client: model.client(), operation: index as u32 };
         if self.random.chance(self.profile.log_pressure_percent, 100) {
             let target = Target::Path(self.path(model, Want::Any));
             let length_bytes = 50_000 + self.random.below(15_000) as u32;
@@ -259,6 +263,9 @@ impl Generator {
         }
         if self.random.chance(self.profile.scatter_percent, 100) {
             return self.scatter(model, tag);
+        }
+        if self.random.chance(self.profile.in_order_percent, 100) {
+            return self.begin_in_order(model);
         }
         if self.random.chance(self.profile.subvolume_percent, 100) {
             return self.on_subvolumes(model);
@@ -369,8 +376,6 @@ impl Generator {
             };
             let is_name = |name: &Name| name.bytes(model.client()) == *bytes;
             name = (0..Name::END).map(Name).find(is_name).unwrap_or(name);
-        } else if let Some(last) = self.last_subvolume(model) {
-            of = last;
         } else if self.random.chance(1, 8) {
             name = Some(self.name()).filter(|name| *name != Name::TOO_LONG).unwrap_or(name);
         }

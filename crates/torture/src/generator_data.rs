@@ -1,20 +1,21 @@
 //! Makes random operations on the data of files, and what makes it durable.
 //!
-//! Operations often go on where the one before was: with the block behind it, or near it. So
-//! neighbouring blocks are written one by one, in preallocated ones too, with an fsync, a commit or
-//! a snapshot in between.
+//! Now and then a client writes neighbouring blocks one by one, mostly in blocks that it has
+//! allocated before, and with fsyncs and commits in between: so neighbours belong to different
+//! transactions, in blocks that a snapshot or a fork has, too.
 use crate::contents::{BLOCK_BYTES, Contents, Tag};
-use crate::generator::{Generator, Want};
+use crate::generator::{Generator, SNAPSHOTS_MAX, Want};
+use crate::generator_forks::FORKS_MAX;
 use crate::model::Model;
-use crate::operation::{Allocate, Operation, Pieces, Subvolume, Target};
+use crate::operation::{Allocate, Name, Operation, Pieces, Subvolume, Target};
 
-/// Where an operation on data was.
+/// Blocks that a client writes in their order.
 #[derive(Clone, Debug)]
-pub(crate) struct LastPlace {
+pub(crate) struct InOrder {
     target: Target,
-    offset_bytes: u64,
-    /// Where to go on: behind what was written, or at the beginning of what was allocated.
-    next_bytes: u64,
+    next_block: u64,
+    /// Operations until something else comes.
+    left: u64,
 }
 
 impl Generator {
@@ -36,73 +37,97 @@ impl Generator {
 
     /// A regular file, mostly, and an offset in bytes.
     fn place(&mut self, model: &Model) -> (Target, u64) {
-        self.near_last_place(model).unwrap_or_else(|| {
+        let place = self.near_last_place(model).unwrap_or_else(|| {
             let target = self.target(model, Want::Regular);
             let offset_bytes = self.offset(Self::size_of(model, &target));
             (target, offset_bytes)
-        })
+        });
+        self.last_place = Some(place.clone());
+        place
     }
 
     fn near_last_place(&mut self, model: &Model) -> Option<(Target, u64)> {
         if !self.random.chance(self.profile.near_percent, 100) {
             return None;
         }
-        let LastPlace { target, offset_bytes: last, .. } = self.last_place.clone()?;
+        let (target, last) = self.last_place.clone()?;
         contents_of(model, &target).filter(|_| last < self.profile.file_bytes_max)?;
         let block = (last / BLOCK_BYTES + self.random.below(5)).saturating_sub(2);
         let within = [0, last % BLOCK_BYTES, self.random.below(BLOCK_BYTES)];
         Some((target, block * BLOCK_BYTES + within[self.random.below(3) as usize]))
     }
 
-    fn goes_on(&mut self) -> bool {
-        self.random.chance(self.profile.going_on_percent, 100)
+    /// Allocates the blocks that are written next, mostly behind those that the file has.
+    pub(crate) fn begin_in_order(&mut self, model: &Model) -> Operation {
+        let target = self.target(model, Want::Regular);
+        let behind = contents_of(model, &target)
+            .and_then(|contents| contents.allocated().last().map(|block| block + 1))
+            .filter(|behind| behind * BLOCK_BYTES < self.profile.file_bytes_max);
+        let next_block = behind.filter(|_| self.random.chance(3, 4)).unwrap_or(0);
+        let left = 4 + self.random.below(16);
+        self.in_order = Some(InOrder { target: target.clone(), next_block, left });
+        Operation::Allocate {
+            target,
+            offset_bytes: next_block * BLOCK_BYTES,
+            length_bytes: BLOCK_BYTES * (2 + self.random.below(15)),
+            mode: [Allocate::Extend, Allocate::KeepSize][self.random.below(2) as usize],
+        }
     }
 
-    /// Writes the block behind the last one, mostly, or allocates some from there on.
-    fn going_on(&mut self, model: &Model, tag: Tag) -> Option<Operation> {
-        if !self.goes_on() {
-            return None;
-        }
-        let LastPlace { target, next_bytes, .. } = self.last_place.clone()?;
-        let contents = contents_of(model, &target)?;
-        let offset_bytes = next_bytes.next_multiple_of(BLOCK_BYTES);
-        if offset_bytes >= self.profile.file_bytes_max {
-            return None;
-        }
-        let is_allocated = contents.allocated().contains(&(offset_bytes / BLOCK_BYTES));
-        if !is_allocated && self.random.chance(1, 3) {
-            let length_bytes = BLOCK_BYTES * (2 + self.random.below(15));
-            let mode = [Allocate::Extend, Allocate::KeepSize][self.random.below(2) as usize];
-            return Some(Operation::Allocate { target, offset_bytes, length_bytes, mode });
-        }
-        let length_bytes =
-            if self.random.chance(1, 4) { self.length().max(1) } else { BLOCK_BYTES };
-        Some(Operation::Write { target, offset_bytes, length_bytes, tag })
+    /// Writes the next block, or makes what is written durable, or has a snapshot share it.
+    pub(crate) fn goes_on_in_order(&mut self, model: &Model, tag: Tag) -> Option<Operation> {
+        let InOrder { target, next_block, left } = self.in_order.take()?;
+        contents_of(model, &target).filter(|_| left > 0)?;
+        let mut next = InOrder { target: target.clone(), next_block, left: left - 1 };
+        let operation = match self.random.below(16) {
+            0..8 => {
+                next.next_block += 1;
+                let offset_bytes = next_block * BLOCK_BYTES;
+                Operation::Write { target, offset_bytes, length_bytes: BLOCK_BYTES, tag }
+            }
+            8..12 => {
+                let wait = !self.profile.crashes || self.random.chance(2, 3);
+                Operation::Fsync { target, data_only: self.random.chance(1, 3), wait }
+            }
+            12..14 => Operation::Commit,
+            _ => self.share(model, &target).unwrap_or(Operation::Commit),
+        };
+        self.in_order = Some(next);
+        Some(operation)
     }
 
-    /// The subvolume of the file that was written last, if that goes on.
-    pub(crate) fn last_subvolume(&mut self, model: &Model) -> Option<Subvolume> {
-        if !self.goes_on() {
-            return None;
-        }
-        let node = model.node(model.target(&self.last_place.as_ref()?.target).ok()?)?;
+    /// Makes a snapshot or fork of the subvolume that holds a file.
+    fn share(&mut self, model: &Model, target: &Target) -> Option<Operation> {
+        let root = model.node(model.target(target).ok()?)?.subvolume;
         let mut paths = model.paths().into_iter();
-        let root = paths.find(|(path, id)| *id == node.subvolume && !path.names.is_empty());
-        Some(root.map_or(Subvolume::Root, |(path, _)| Subvolume::At(path)))
+        let path = paths.find(|(path, id)| *id == root && !path.names.is_empty());
+        let of = path.map_or(Subvolume::Root, |(path, _)| Subvolume::At(path));
+        let snapshots = self.profile.snapshot_percent;
+        if snapshots > 0 && model.snapshots().len() < SNAPSHOTS_MAX {
+            let name = Name(self.random.below(5) as u8);
+            return Some(Operation::CreateSnapshot { of, name });
+        }
+        let may_fork = self.profile.fork_percent > 0 && model.forks().len() < FORKS_MAX;
+        may_fork.then(|| self.fork_of(model, of, None))
     }
 
     /// A write with a length about a power of two, where parts of a long write end.
     fn long_write(&mut self, model: &Model, tag: Tag) -> Option<Operation> {
-        if self.profile.long_bytes == 0 || !self.random.chance(1, 8) {
+        if self.profile.long_bytes == 0 || !self.random.chance(1, 3) {
             return None;
         }
-        let target = self.target(model, Want::Regular);
-        let offset_bytes = self.offset(Self::size_of(model, &target));
+        let known =
+            self.long_file.take().filter(|(target, _)| contents_of(model, target).is_some());
+        let target = match known {
+            Some((target, _)) => target,
+            None => self.target(model, Want::Regular),
+        };
+        let offset_bytes = self.offset(0);
         // The longest ones have the most parts.
-        let [one, other] = [0; 2].map(|_| self.random.below(7));
-        let length_bytes = self.about_a_power(10 - one.min(other));
+        let of_two = if self.random.chance(1, 2) { 10 } else { 4 + self.random.below(6) };
+        let length_bytes = self.about_a_power(of_two);
         self.profile.long_bytes = self.profile.long_bytes.saturating_sub(length_bytes);
-        self.long_write = Some(target.clone());
+        self.long_file = Some((target.clone(), true));
         Some(Operation::Write { target, offset_bytes, length_bytes, tag })
     }
 
@@ -112,8 +137,11 @@ impl Generator {
 
     /// Makes a long write durable at once, mostly.
     pub(crate) fn behind_long_write(&mut self) -> Option<Operation> {
-        let target = self.long_write.take().filter(|_| self.random.chance(3, 4))?;
-        let data_only = self.random.chance(1, 2);
+        let (target, is_new) = self.long_file.as_mut()?;
+        if !std::mem::take(is_new) || self.random.chance(1, 8) {
+            return None;
+        }
+        let (target, data_only) = (target.clone(), self.random.chance(1, 2));
         Some(Operation::Fsync { target, data_only, wait: self.random.chance(3, 4) })
     }
 
@@ -146,15 +174,6 @@ impl Generator {
 
     pub(crate) fn durability(&mut self, model: &Model) -> Operation {
         let wait = !self.profile.crashes || self.random.chance(2, 3);
-        if self.goes_on()
-            && let Some(LastPlace { target, .. }) = self.last_place.clone()
-            && contents_of(model, &target).is_some()
-        {
-            return match self.random.below(4) {
-                0 => Operation::Commit,
-                choice => Operation::Fsync { target, data_only: choice == 1, wait },
-            };
-        }
         match self.random.below(13) {
             0 => Operation::Sync,
             1 => Operation::Trim,
@@ -178,15 +197,9 @@ impl Generator {
     }
 
     pub(crate) fn on_data(&mut self, model: &Model, tag: Tag) -> Operation {
-        let operation = self
-            .long_write(model, tag)
-            .or_else(|| self.going_on(model, tag))
-            .unwrap_or_else(|| self.anywhere(model, tag));
-        self.last_place = last_place(&operation).or(self.last_place.take());
-        operation
-    }
-
-    fn anywhere(&mut self, model: &Model, tag: Tag) -> Operation {
+        if let Some(operation) = self.long_write(model, tag) {
+            return operation;
+        }
         let (target, offset_bytes) = self.place(model);
         let length_bytes = self.length();
         match self.random.below(20) {
@@ -234,22 +247,4 @@ impl Generator {
 
 fn contents_of<'m>(model: &'m Model, target: &Target) -> Option<&'m Contents> {
     model.node(model.target(target).ok()?)?.contents()
-}
-
-/// Where an operation on data is; of a copy, where that begins.
-fn last_place(operation: &Operation) -> Option<LastPlace> {
-    let (target, offset_bytes, written_bytes) = match operation {
-        Operation::Write { target, offset_bytes, length_bytes, .. } => {
-            (target, *offset_bytes, *length_bytes)
-        }
-        Operation::Allocate { target, offset_bytes, .. }
-        | Operation::Read { target, offset_bytes, .. }
-        | Operation::Truncate { target, size_bytes: offset_bytes }
-        | Operation::CopyRange { from: target, from_offset_bytes: offset_bytes, .. } => {
-            (target, *offset_bytes, 0)
-        }
-        _ => return None,
-    };
-    let next_bytes = offset_bytes + written_bytes;
-    Some(LastPlace { target: target.clone(), offset_bytes, next_bytes })
 }

@@ -22,8 +22,8 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 /// Of so many runs one has long writes: each of its states takes several times as long to read.
 const LONG_ONE_OF: u64 = 8;
-/// Bytes of long writes in such a run: of two or three with the greatest length.
-const LONG_BYTES: u64 = 8 * MIB;
+/// Bytes of long writes in such a run: of three or four with the greatest length.
+const LONG_BYTES: u64 = 12 * MIB;
 
 /// The shape of one run.
 #[derive(Clone, Copy, Debug)]
@@ -126,8 +126,9 @@ impl Shape {
             volume_bytes: volume_mib * MIB,
             log_bytes: if full_log { MIB } else { MIB << random.below(3) },
             clients,
-            operations_each: 60 + random.below(240) as usize,
-            sessions: 1 + random.below(2) as usize,
+            // Around few operations, more of the states are about the long writes.
+            operations_each: if is_long { 40 } else { 60 + random.below(240) as usize },
+            sessions: if is_long { 1 } else { 1 + random.below(2) as usize },
             background,
             commit_interval_ms: if full_log {
                 60_000
