@@ -121,7 +121,8 @@ impl Shape {
             () if full_log || is_long || profile.is_large() => 96,
             () => [24, 32, 48, 80][random.below(4) as usize],
         };
-        let room = random.chance(1, 4).then(|| Room::random(random));
+        // A full volume may refuse a long write when a part of it has been done.
+        let room = (!is_long && random.chance(1, 4)).then(|| Room::random(random));
         Self {
             volume_bytes: volume_mib * MIB,
             log_bytes: if full_log { MIB } else { MIB << random.below(3) },
