@@ -4,18 +4,19 @@
 //! A [`Profile`] says what a client's operations are like. [`Profile::swarm`] makes another one for
 //! each run: what is rare in an even mix, because something else undoes it or is chosen first, is
 //! frequent in some of them.
-use crate::contents::{BLOCK_BYTES, Tag};
+use crate::contents::Tag;
+use crate::generator_data::InOrder;
 use crate::model::{Model, NodeId};
 use crate::operation::{
-    Allocate, Base, CHANGES_IN_SNAPSHOTS, Name, Operation, Path, Pieces, Rename, Special,
-    Subvolume, Target, XattrSet, xattr_name,
+    Base, CHANGES_IN_SNAPSHOTS, Name, Operation, Path, Rename, Special, Subvolume, Target,
+    XattrSet, xattr_name,
 };
 use cairn_environment::random::Seeded;
 
 /// Names of snapshots, mostly.
 const SNAPSHOT_NAMES: u64 = 5;
 /// Snapshots of a client; all are read completely, again and again.
-const SNAPSHOTS_MAX: usize = 6;
+pub(crate) const SNAPSHOTS_MAX: usize = 6;
 
 /// What the operations of a client are like.
 #[derive(Clone, Copy, Debug)]
@@ -47,9 +48,13 @@ pub struct Profile {
     /// Extended attributes have any length up to 60 KiB: trees become deep, and attributes of many
     /// parts give way to short ones.
     pub large_xattrs: bool,
-    /// This percentage of operations on data goes on with the file of the one before, within two
+    /// This percentage of operations on data stays with the file of the one before, within two
     /// blocks of its place.
     pub near_percent: u64,
+    /// This percentage of operations begins to write neighbouring blocks in their order.
+    pub in_order_percent: u64,
+    /// Bytes that a client has for writes with a length about a power of two, up to 4 MiB.
+    pub long_bytes: u64,
 }
 
 impl Profile {
@@ -68,6 +73,8 @@ impl Profile {
         fork_percent: 2,
         large_xattrs: false,
         near_percent: 40,
+        in_order_percent: 1,
+        long_bytes: 0,
     };
     /// For crash states: small, and with many points of durability.
     pub const CRASH: Profile = Profile {
@@ -105,6 +112,7 @@ impl Profile {
             fork_percent: pick(&[0, 0, 2, 6, 15]),
             large_xattrs: pick(&[0, 0, 1]) == 1,
             near_percent: pick(&[0, 30, 60, 90]),
+            in_order_percent: pick(&[0, 1, 2, 6]),
             ..self
         }
     }
@@ -114,11 +122,14 @@ impl Profile {
 #[derive(Clone, Debug)]
 pub struct Generator {
     pub(crate) random: Seeded,
-    profile: Profile,
+    pub(crate) profile: Profile,
     /// An early fork that was made just now.
     pub(crate) early_fork: Option<Path>,
     /// Where the operation on data before this one was, in bytes.
-    last_place: Option<(Target, u64)>,
+    pub(crate) last_place: Option<(Target, u64)>,
+    pub(crate) in_order: Option<InOrder>,
+    /// The file with long writes, and whether one was made just now.
+    pub(crate) long_file: Option<(Target, bool)>,
 }
 
 /// Seconds of a time, before or after the epoch.
@@ -136,7 +147,14 @@ pub(crate) enum Want {
 impl Generator {
     /// The source for `seed`.
     pub fn new(seed: u64, profile: Profile) -> Self {
-        Self { random: Seeded::new(seed), profile, early_fork: None, last_place: None }
+        Self {
+            random: Seeded::new(seed),
+            profile,
+            early_fork: None,
+            last_place: None,
+            in_order: None,
+            long_file: None,
+        }
     }
 
     pub(crate) fn name(&mut self) -> Name {
@@ -196,7 +214,7 @@ impl Generator {
         self.fresh(model)
     }
 
-    fn target(&mut self, model: &Model, want: Want) -> Target {
+    pub(crate) fn target(&mut self, model: &Model, want: Want) -> Target {
         let handles = model.handles();
         if !handles.is_empty() && self.random.chance(1, 4) {
             return Target::Handle(handles[self.random.below(handles.len() as u64) as usize]);
@@ -204,7 +222,7 @@ impl Generator {
         Target::Path(self.path(model, want))
     }
 
-    fn size_of(model: &Model, target: &Target) -> u64 {
+    pub(crate) fn size_of(model: &Model, target: &Target) -> u64 {
         let node = model.target(target).ok().and_then(|id| model.node(id));
         node.and_then(|node| node.contents()).map_or(0, |contents| contents.size_bytes())
     }
@@ -220,63 +238,6 @@ impl Generator {
         (!known.is_empty()).then(|| known[self.random.below(known.len() as u64) as usize])
     }
 
-    /// A place in or just behind the file: at a block's edge, near one, at the end, or anywhere.
-    fn offset(&mut self, size: u64) -> u64 {
-        let limit = self.profile.file_bytes_max;
-        if self.profile.extremes && self.random.chance(1, 60) {
-            return 1 << (30 + self.random.below(11));
-        }
-        match self.random.below(6) {
-            0 => size.min(limit),
-            1 => 0,
-            2 => self.random.below(size.min(limit) + 1) / BLOCK_BYTES * BLOCK_BYTES,
-            3 => (self.random.below(limit / BLOCK_BYTES) * BLOCK_BYTES + self.random.below(7))
-                .saturating_sub(3),
-            _ => self.random.below(size.min(limit) + BLOCK_BYTES),
-        }
-    }
-
-    /// A regular file, mostly, and an offset in bytes.
-    fn place(&mut self, model: &Model) -> (Target, u64) {
-        let place = self.near_last_place(model).unwrap_or_else(|| {
-            let target = self.target(model, Want::Regular);
-            let offset_bytes = self.offset(Self::size_of(model, &target));
-            (target, offset_bytes)
-        });
-        self.last_place = Some(place.clone());
-        place
-    }
-
-    fn near_last_place(&mut self, model: &Model) -> Option<(Target, u64)> {
-        if !self.random.chance(self.profile.near_percent, 100) {
-            return None;
-        }
-        let (target, last) = self.last_place.clone()?;
-        let node = model.node(model.target(&target).ok()?)?;
-        if node.contents().is_none() || last >= self.profile.file_bytes_max {
-            return None;
-        }
-        let block = (last / BLOCK_BYTES + self.random.below(5)).saturating_sub(2);
-        let within = [0, last % BLOCK_BYTES, self.random.below(BLOCK_BYTES)];
-        Some((target, block * BLOCK_BYTES + within[self.random.below(3) as usize]))
-    }
-
-    fn length(&mut self) -> u64 {
-        let largest = self.profile.file_bytes_max;
-        if self.profile.extremes && self.random.chance(1, 20) {
-            // About a power of two, where parts of a long write end.
-            return BLOCK_BYTES * ((1 << (4 + self.random.below(7))) + self.random.below(3) - 1);
-        }
-        match self.random.below(12) {
-            0 => 0,
-            1 => 1 + self.random.below(16),
-            2 => BLOCK_BYTES,
-            3 => BLOCK_BYTES * (1 + self.random.below(8)),
-            4 => self.random.below(largest / 2),
-            _ => 1 + self.random.below(3 * BLOCK_BYTES),
-        }
-    }
-
     /// Whether there may be snapshots, if only those that forks need.
     pub(crate) fn takes_snapshots(&self) -> bool {
         self.profile.snapshot_percent + self.profile.fork_percent > 0
@@ -284,13 +245,17 @@ impl Generator {
 
     /// The client's operation number `index`.
     pub fn next(&mut self, model: &Model, index: usize) -> Operation {
-        if let Some(operation) = self.in_early_fork(model) {
+        let tag = Tag { client: model.client(), operation: index as u32 };
+        let going_on = self
+            .in_early_fork(model)
+            .or_else(|| self.behind_long_write())
+            .or_else(|| self.goes_on_in_order(model, tag));
+        if let Some(operation) = going_on {
             return operation;
         }
         if self.random.chance(1, self.profile.durability_interval) {
             return self.durability(model);
         }
-        let tag = Tag { client: model.client(), operation: index as u32 };
         if self.random.chance(self.profile.log_pressure_percent, 100) {
             let target = Target::Path(self.path(model, Want::Any));
             let length_bytes = 50_000 + self.random.below(15_000) as u32;
@@ -298,6 +263,9 @@ impl Generator {
         }
         if self.random.chance(self.profile.scatter_percent, 100) {
             return self.scatter(model, tag);
+        }
+        if self.random.chance(self.profile.in_order_percent, 100) {
+            return self.begin_in_order(model);
         }
         if self.random.chance(self.profile.subvolume_percent, 100) {
             return self.on_subvolumes(model);
@@ -315,86 +283,6 @@ impl Generator {
             () if choice < data + names => self.on_names(model),
             () if choice < data + names + handles => self.on_handles(model),
             () => self.on_attributes(model, tag),
-        }
-    }
-
-    fn scatter(&mut self, model: &Model, tag: Tag) -> Operation {
-        let target = self.target(model, Want::Regular);
-        let pieces = Pieces {
-            first_block: self.random.below(8),
-            count: 20 + self.random.below(131),
-            stride_blocks: 2 + self.random.below(2),
-            bytes: [100, BLOCK_BYTES][self.random.below(2) as usize],
-        };
-        Operation::Scatter { target, pieces, tag }
-    }
-
-    fn durability(&mut self, model: &Model) -> Operation {
-        let wait = !self.profile.crashes || self.random.chance(2, 3);
-        match self.random.below(13) {
-            0 => Operation::Sync,
-            1 => Operation::Trim,
-            12 => Operation::Commit,
-            2 => Operation::Fsync {
-                target: Target::Path(self.path(model, Want::Directory)),
-                data_only: false,
-                wait,
-            },
-            3..6 => Operation::Fsync {
-                target: self.target(model, Want::Regular),
-                data_only: true,
-                wait,
-            },
-            _ => Operation::Fsync {
-                target: self.target(model, Want::Regular),
-                data_only: false,
-                wait,
-            },
-        }
-    }
-
-    fn on_data(&mut self, model: &Model, tag: Tag) -> Operation {
-        let (target, offset_bytes) = self.place(model);
-        let length_bytes = self.length();
-        match self.random.below(20) {
-            0..11 => {
-                Operation::Write { target, offset_bytes, length_bytes: length_bytes.max(1), tag }
-            }
-            11..13 => Operation::Read { target, offset_bytes, length_bytes },
-            13..16 => Operation::Truncate { target, size_bytes: offset_bytes },
-            16..19 => {
-                let modes = [
-                    Allocate::Extend,
-                    Allocate::KeepSize,
-                    Allocate::Punch,
-                    Allocate::Zero,
-                    Allocate::ZeroKeepSize,
-                ];
-                // Reserving blocks far away would fill the volume.
-                let offset_bytes = offset_bytes % (2 * self.profile.file_bytes_max);
-                Operation::Allocate {
-                    target,
-                    offset_bytes,
-                    length_bytes,
-                    mode: modes[self.random.below(5) as usize],
-                }
-            }
-            _ => {
-                let to = self.target(model, Want::Regular);
-                let to_offset_bytes = self.offset(Self::size_of(model, &to));
-                // A long copy takes several steps.
-                let length_bytes = match self.random.below(3) {
-                    0 => self.random.below(self.profile.file_bytes_max),
-                    _ => length_bytes,
-                };
-                Operation::CopyRange {
-                    from: target,
-                    from_offset_bytes: offset_bytes,
-                    to,
-                    to_offset_bytes,
-                    length_bytes,
-                }
-            }
         }
     }
 

@@ -6,7 +6,7 @@ use crate::model_merge::Prediction;
 use crate::operation::{Name, Operation, Subvolume, Target};
 
 /// Forks of a client, each of which may have all its files.
-const FORKS_MAX: usize = 5;
+pub(crate) const FORKS_MAX: usize = 5;
 
 impl Generator {
     /// Makes a fork, anywhere, or removes one.
@@ -32,6 +32,16 @@ impl Generator {
         }
         let of_snapshot = self.random.chance(1, 3);
         let (of, name) = self.snapshot(model, of_snapshot);
+        self.fork_of(model, of, of_snapshot.then_some(name))
+    }
+
+    /// Makes a fork anywhere.
+    pub(crate) fn fork_of(
+        &mut self,
+        model: &Model,
+        of: Subvolume,
+        snapshot: Option<Name>,
+    ) -> Operation {
         // A fork of the volume's root directory would have the files of all clients.
         if of == Subvolume::Root && !model.knows_all(0) {
             return Operation::MakeSubvolume { path: self.fresh(model), mode: 0o755 };
@@ -39,7 +49,7 @@ impl Generator {
         let to = self.fresh(model);
         let early = self.random.chance(1, 2);
         self.early_fork = early.then(|| to.clone());
-        Operation::Fork { of, snapshot: of_snapshot.then_some(name), to, early }
+        Operation::Fork { of, snapshot, to, early }
     }
 
     /// Applies a fork to what it comes from, where the model knows what that does; sometimes

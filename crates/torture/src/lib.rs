@@ -33,6 +33,7 @@ pub mod files;
 pub mod floors;
 pub mod found;
 pub mod generator;
+mod generator_data;
 mod generator_forks;
 pub mod history;
 pub mod hostile;

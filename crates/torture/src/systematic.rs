@@ -270,16 +270,8 @@ pub const STEPS: &[Step] = &[
         },
     },
     Step {
-        name: "allocate behind a, snapshot the root, write there and fsync",
-        make: |model, tag| {
-            let end = size_of(model, &[A]).next_multiple_of(4096);
-            vec![
-                allocate(&[A], end, 20_000, Allocate::KeepSize),
-                Operation::CreateSnapshot { of: Subvolume::Root, name: Y },
-                write(&[A], end, 7000, later(tag, 2)),
-                fsync(&[A], false),
-            ]
-        },
+        name: "allocate behind a, snapshot the root, write there block by block",
+        make: written_beside_a_snapshot,
     },
     Step {
         name: "overwrite a, snapshot the root, overwrite a, fsync a",
@@ -355,17 +347,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "allocate behind a, fork the root as p, write there in both",
-        make: |model, tag| {
-            let end = size_of(model, &[A]).next_multiple_of(4096);
-            vec![
-                allocate(&[A], end, 20_000, Allocate::KeepSize),
-                fork(&[], &[P]),
-                write(&[P, A], end, 7000, later(tag, 2)),
-                fsync(&[P, A], false),
-                write(&[A], end + 4096, 7000, later(tag, 4)),
-                fsync(&[A], false),
-            ]
-        },
+        make: written_beside_a_fork,
     },
     Step {
         name: "punch a hole into a and p/a after a fork, remove p",

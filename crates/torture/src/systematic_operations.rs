@@ -93,8 +93,43 @@ pub(crate) fn changed_beside_a_joining(_: &Model, tag: Tag) -> Vec<Operation> {
     ]
 }
 
-/// Preallocated blocks that a fork has inherited: origin and fork write there before and after
-/// they are joined.
+/// The operations that [`in_order`] gives.
+const IN_ORDER: u32 = 5;
+
+/// Writes two neighbouring blocks from `offset_bytes` on, each in a transaction of its own: the
+/// first is in the tree, and the other one in the log.
+fn in_order(names: &[Name], offset_bytes: u64, tag: Tag) -> [Operation; IN_ORDER as usize] {
+    [
+        write(names, offset_bytes, 4096, tag),
+        fsync(names, false),
+        Operation::Commit,
+        write(names, offset_bytes + 4096, 4096, later(tag, 3)),
+        fsync(names, false),
+    ]
+}
+
+/// Preallocated blocks that a snapshot has, too.
+pub(crate) fn written_beside_a_snapshot(model: &Model, tag: Tag) -> Vec<Operation> {
+    let end = size_of(model, &[A]).next_multiple_of(4096);
+    let mut operations = vec![
+        allocate(&[A], end, 20_000, Allocate::KeepSize),
+        Operation::CreateSnapshot { of: Subvolume::Root, name: Y },
+    ];
+    operations.extend(in_order(&[A], end, later(tag, 2)));
+    operations
+}
+
+/// Preallocated blocks that a fork has inherited.
+pub(crate) fn written_beside_a_fork(model: &Model, tag: Tag) -> Vec<Operation> {
+    let end = size_of(model, &[A]).next_multiple_of(4096);
+    let mut operations = vec![allocate(&[A], end, 20_000, Allocate::KeepSize), fork(&[], &[P])];
+    operations.extend(in_order(&[P, A], end, later(tag, 2)));
+    operations.extend(in_order(&[A], end, later(tag, 2 + IN_ORDER)));
+    operations
+}
+
+/// Preallocated blocks that a fork has inherited: origin and fork write the same ones before and
+/// after they are joined, from the first on, which is where they would be written in place.
 pub(crate) fn written_beside_a_joining(_: &Model, tag: Tag) -> Vec<Operation> {
     vec![
         Operation::MakeSubvolume { path: path(&[X]), mode: 0o755 },
@@ -104,7 +139,7 @@ pub(crate) fn written_beside_a_joining(_: &Model, tag: Tag) -> Vec<Operation> {
         write(&[X, B], 4096, 7000, later(tag, 4)),
         fsync(&[X, B], false),
         Operation::RemoveSubvolume { path: path(&[X]) },
-        write(&[Q, B], 8192, 7000, later(tag, 7)),
+        write(&[Q, B], 4096, 7000, later(tag, 7)),
         fsync(&[Q, B], false),
     ]
 }
