@@ -8,7 +8,7 @@
 //! the rest are not compared, and a note says so.
 //!
 //! Memory: a [`Known`] for each node of these snapshots, some 300 bytes for 16 KiB, and what is
-//! kept of inodes and names of [`WRONG_MAX`] forks.
+//! kept of inodes and names of [`WRONG_MAX`] forks; [`NAMES_MAX`] names of subvolumes.
 use crate::checker::Checker;
 use crate::file_tree::{FileCounts, SubvolumeName};
 use crate::overlay::TreeChanges;
@@ -23,9 +23,13 @@ use cairn_format::{
     SubvolumeItem, TreeId, node::LEVELS_MAX,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Range;
 
 /// So many forks are read as wholes if their sums don't show that all in them is right.
 const WRONG_MAX: usize = 64;
+
+/// So many names of subvolumes are kept of the forks in which all is right.
+const NAMES_MAX: usize = 1 << 20;
 
 /// What a node and those below it say.
 #[derive(Clone, Copy)]
@@ -74,6 +78,8 @@ pub(crate) struct Sums {
     wholes: usize,
     /// Forks that are not compared, without those that are being removed.
     left_out: usize,
+    /// Names of subvolumes in forks in which all is right.
+    names: usize,
     /// Forks in all of which directories were followed to the root.
     searched: usize,
 }
@@ -279,7 +285,7 @@ impl Sums {
         let tree = checker.trees.get(&root.tree)?;
         let item = checker.subvolumes.get(&root.tree).filter(|item| !item.is_nameless())?;
         let changes = Some(&tree.changes).filter(|changes| !changes.items.is_empty());
-        let (names, replaced) = (Vec::new(), HashSet::new());
+        let (names, replaced) = (Vec::new(), Replaced::default());
         let mut walk = ForkWalk { sums: self, checker, changes, names, replaced };
         let sum = walk.visit(root)?;
         if !walk.keeps_its_blocks(root) {
@@ -298,6 +304,7 @@ impl Sums {
             }
         }
         let is_right = self.is_right(checker, root, &sum, item.origin, changes);
+        self.names += names.len();
         is_right.then_some((sum.counts, names))
     }
 }
@@ -344,21 +351,52 @@ fn of_leaf(
     sum
 }
 
-/// The blocks of an extent that a fork has from its origin, with their birth.
-fn shared_blocks(
+/// An extent that a fork has from its origin.
+fn shared_extent(
     checker: &Checker<'_>,
     expected: &ExpectedNode,
     key: Key,
     value: &[u8],
-) -> impl Iterator<Item = (u64, Generation)> {
-    let extent = Extent::decode(value).ok().filter(|_| key.kind == ItemKind::Extent as u8);
-    let extent = extent.filter(|extent| {
-        expected.lineage.is_of_origin(extent.generation) && checker.reader.contains(extent.range())
-    });
-    extent.into_iter().flat_map(|extent| {
-        let birth = extent.generation;
-        extent.range().range().map(move |block| (block, birth))
-    })
+) -> Option<Extent> {
+    let extent = Extent::decode(value).ok().filter(|_| key.kind == ItemKind::Extent as u8)?;
+    let is_shared =
+        expected.lineage.is_of_origin(extent.generation) && checker.reader.contains(extent.range());
+    is_shared.then_some(extent)
+}
+
+/// What files of a fork have from its origin, and the log replaces: the end of each range of
+/// blocks, by file, birth and first block.
+#[derive(Default)]
+struct Replaced(BTreeMap<(u64, Generation, u64), u64>);
+
+impl Replaced {
+    fn add(&mut self, inode: u64, extent: &Extent) {
+        let Range { start, end } = extent.range().range();
+        self.0.insert((inode, extent.generation, start), end);
+    }
+
+    /// Takes the blocks of an extent out; whether all were there.
+    fn take(&mut self, inode: u64, extent: &Extent) -> bool {
+        let (birth, Range { start: mut at, end }) = (extent.generation, extent.range().range());
+        while at < end {
+            let before = self.0.range(..=(inode, birth, at)).next_back();
+            let found = before.map(|(&(of, born, first), &last)| (of, born, first, last));
+            let Some((.., first, last)) =
+                found.filter(|(of, born, _, last)| (*of, *born) == (inode, birth) && *last > at)
+            else {
+                return false;
+            };
+            self.0.remove(&(inode, birth, first));
+            if first < at {
+                self.0.insert((inode, birth, first), at);
+            }
+            if last > end {
+                self.0.insert((inode, birth, end), last);
+            }
+            at = last;
+        }
+        true
+    }
 }
 
 /// The items of a leaf after replay.
@@ -383,8 +421,7 @@ struct ForkWalk<'s, 'c, 'a> {
     checker: &'c Checker<'a>,
     changes: Option<&'c TreeChanges>,
     names: Vec<SubvolumeName>,
-    /// File, block and birth of what it has from its origin, and the log replaces.
-    replaced: HashSet<(u64, u64, Generation)>,
+    replaced: Replaced,
 }
 
 impl ForkWalk<'_, '_, '_> {
@@ -406,7 +443,7 @@ impl ForkWalk<'_, '_, '_> {
             below.add(total(children.iter().map(|child| self.visit(child)))?);
             return Some(below);
         }
-        self.add_names_in(&merged(expected, &node, self.changes));
+        self.add_names_in(&merged(expected, &node, self.changes))?;
         self.add_replaced(expected, &node);
         Some(of_leaf(self.checker, expected, &node, self.changes))
     }
@@ -415,8 +452,9 @@ impl ForkWalk<'_, '_, '_> {
         let Some(changes) = self.changes else { return };
         let is_replaced = |(key, _): &(Key, &[u8])| changes.items.contains_key(key);
         for (key, value) in leaf.items().filter(is_replaced) {
-            let blocks = shared_blocks(self.checker, expected, key, value);
-            self.replaced.extend(blocks.map(|(block, birth)| (key.inode, block, birth)));
+            if let Some(extent) = shared_extent(self.checker, expected, key, value) {
+                self.replaced.add(key.inode, &extent);
+            }
         }
     }
 
@@ -426,8 +464,8 @@ impl ForkWalk<'_, '_, '_> {
         let mut changes = changes.filter_map(|(key, change)| Some((*key, change.value.as_ref()?)));
         let (checker, replaced) = (self.checker, &mut self.replaced);
         changes.all(|(key, value)| {
-            let mut blocks = shared_blocks(checker, root, key, value);
-            blocks.all(|(block, birth)| replaced.remove(&(key.inode, block, birth)))
+            let extent = shared_extent(checker, root, key, value);
+            extent.is_none_or(|extent| replaced.take(key.inode, &extent))
         })
     }
 
@@ -445,11 +483,11 @@ impl ForkWalk<'_, '_, '_> {
         if node.level() > 0 {
             return children(expected, &node).iter().try_for_each(|child| self.add_names(child));
         }
-        self.add_names_in(&node.items().collect::<Vec<_>>());
-        Some(())
+        self.add_names_in(&node.items().collect::<Vec<_>>())
     }
 
-    fn add_names_in(&mut self, items: &[(Key, &[u8])]) {
+    /// `None` if there are too many.
+    fn add_names_in(&mut self, items: &[(Key, &[u8])]) -> Option<()> {
         for (key, value) in items {
             if key.kind == ItemKind::DirectoryEntry as u8
                 && let Ok(entry) = DirectoryEntry::decode(value)
@@ -458,5 +496,45 @@ impl ForkWalk<'_, '_, '_> {
                 self.names.push(SubvolumeName { subvolume, directory: key.inode });
             }
         }
+        (self.sums.names + self.names.len() <= NAMES_MAX).then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(start: u64, blocks: u64, birth: u64) -> Extent {
+        Extent {
+            start: BlockNumber(start),
+            blocks,
+            kind: cairn_format::ExtentKind::Unwritten,
+            generation: Generation(birth),
+            written: Generation(birth),
+            checksums: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_block_is_given_once_to_the_file_that_had_it() {
+        let mut replaced = Replaced::default();
+        replaced.add(7, &extent(100, 50, 3));
+        replaced.add(7, &extent(150, 10, 3));
+        assert!(!replaced.take(8, &extent(120, 10, 3)), "another file");
+        assert!(!replaced.take(7, &extent(120, 10, 2)), "another birth");
+        assert!(!replaced.take(7, &extent(90, 20, 3)), "more than it had");
+        assert!(replaced.take(7, &extent(120, 10, 3)));
+        assert!(!replaced.take(7, &extent(129, 2, 3)), "twice");
+    }
+
+    #[test]
+    fn what_stood_in_two_extents_may_stand_in_one() {
+        let mut replaced = Replaced::default();
+        replaced.add(7, &extent(100, 50, 3));
+        replaced.add(7, &extent(150, 10, 3));
+        assert!(replaced.take(7, &extent(140, 15, 3)));
+        assert!(replaced.take(7, &extent(100, 40, 3)));
+        assert!(replaced.take(7, &extent(155, 5, 3)));
+        assert!(replaced.0.is_empty());
     }
 }

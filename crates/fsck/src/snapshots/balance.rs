@@ -68,8 +68,9 @@ enum Rule {
     Truncated,
 }
 
+/// Odd, so that no difference of a count that it is multiplied by disappears.
 fn number(rule: Rule, one: u64, other: u64) -> u64 {
-    mixed(mixed(mixed(rule as u64) ^ one).wrapping_add(other))
+    mixed(mixed(mixed(rule as u64) ^ one).wrapping_add(other)) | 1
 }
 
 impl Balance {
