@@ -53,8 +53,6 @@ pub struct Profile {
     pub near_percent: u64,
     /// This percentage of operations begins to write neighbouring blocks in their order.
     pub in_order_percent: u64,
-    /// Bytes that a client has for writes with a length about a power of two, up to 4 MiB.
-    pub long_bytes: u64,
 }
 
 impl Profile {
@@ -74,7 +72,6 @@ impl Profile {
         large_xattrs: false,
         near_percent: 40,
         in_order_percent: 1,
-        long_bytes: 0,
     };
     /// For crash states: small, and with many points of durability.
     pub const CRASH: Profile = Profile {
@@ -128,8 +125,6 @@ pub struct Generator {
     /// Where the operation on data before this one was, in bytes.
     pub(crate) last_place: Option<(Target, u64)>,
     pub(crate) in_order: Option<InOrder>,
-    /// The file with long writes, and whether one was made just now.
-    pub(crate) long_file: Option<(Target, bool)>,
 }
 
 /// Seconds of a time, before or after the epoch.
@@ -153,7 +148,6 @@ impl Generator {
             early_fork: None,
             last_place: None,
             in_order: None,
-            long_file: None,
         }
     }
 
@@ -246,10 +240,7 @@ impl Generator {
     /// The client's operation number `index`.
     pub fn next(&mut self, model: &Model, index: usize) -> Operation {
         let tag = Tag { client: model.client(), operation: index as u32 };
-        let going_on = self
-            .in_early_fork(model)
-            .or_else(|| self.behind_long_write())
-            .or_else(|| self.goes_on_in_order(model, tag));
+        let going_on = self.in_early_fork(model).or_else(|| self.goes_on_in_order(model, tag));
         if let Some(operation) = going_on {
             return operation;
         }

@@ -111,45 +111,11 @@ impl Generator {
         may_fork.then(|| self.fork_of(model, of, None))
     }
 
-    /// A write with a length about a power of two, where parts of a long write end.
-    fn long_write(&mut self, model: &Model, tag: Tag) -> Option<Operation> {
-        if self.profile.long_bytes == 0 || !self.random.chance(1, 3) {
-            return None;
-        }
-        let known =
-            self.long_file.take().filter(|(target, _)| contents_of(model, target).is_some());
-        let target = match known {
-            Some((target, _)) => target,
-            None => self.target(model, Want::Regular),
-        };
-        let offset_bytes = self.offset(0);
-        // The longest ones have the most parts.
-        let of_two = if self.random.chance(1, 2) { 10 } else { 4 + self.random.below(6) };
-        let length_bytes = self.about_a_power(of_two);
-        self.profile.long_bytes = self.profile.long_bytes.saturating_sub(length_bytes);
-        self.long_file = Some((target.clone(), true));
-        Some(Operation::Write { target, offset_bytes, length_bytes, tag })
-    }
-
-    fn about_a_power(&mut self, of_two: u64) -> u64 {
-        BLOCK_BYTES * ((1 << of_two) + self.random.below(3) - 1)
-    }
-
-    /// Makes a long write durable at once, mostly.
-    pub(crate) fn behind_long_write(&mut self) -> Option<Operation> {
-        let (target, is_new) = self.long_file.as_mut()?;
-        if !std::mem::take(is_new) || self.random.chance(1, 8) {
-            return None;
-        }
-        let (target, data_only) = (target.clone(), self.random.chance(1, 2));
-        Some(Operation::Fsync { target, data_only, wait: self.random.chance(3, 4) })
-    }
-
     fn length(&mut self) -> u64 {
         let largest = self.profile.file_bytes_max;
         if self.profile.extremes && self.random.chance(1, 20) {
-            let of_two = 4 + self.random.below(7);
-            return self.about_a_power(of_two);
+            // About a power of two, where parts of a long write end.
+            return BLOCK_BYTES * ((1 << (4 + self.random.below(7))) + self.random.below(3) - 1);
         }
         match self.random.below(12) {
             0 => 0,
@@ -197,9 +163,6 @@ impl Generator {
     }
 
     pub(crate) fn on_data(&mut self, model: &Model, tag: Tag) -> Operation {
-        if let Some(operation) = self.long_write(model, tag) {
-            return operation;
-        }
         let (target, offset_bytes) = self.place(model);
         let length_bytes = self.length();
         match self.random.below(20) {

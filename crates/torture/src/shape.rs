@@ -20,10 +20,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
-/// Of so many runs one has long writes: each of its states takes several times as long to read.
-const LONG_ONE_OF: u64 = 8;
-/// Bytes of long writes in such a run: of three or four with the greatest length.
-const LONG_BYTES: u64 = 12 * MIB;
 
 /// The shape of one run.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +39,6 @@ pub(crate) struct Shape {
     /// Much is logged: the ring wraps around and is full now and then.
     full_log: bool,
     profile: Profile,
-    /// A client makes long writes.
-    is_long: bool,
     /// What is free, if the volume is nearly full from the beginning.
     room: Option<Room>,
     /// The volume is mounted read-only between two sessions.
@@ -116,20 +110,17 @@ impl Shape {
         let full_log = random.chance(1, 3);
         let even = if full_log { Profile::CRASH_FULL_LOG } else { Profile::CRASH };
         let profile = if random.chance(2, 3) { even.swarm(random) } else { even };
-        let is_long = random.chance(1, LONG_ONE_OF);
         let volume_mib = match () {
-            () if full_log || is_long || profile.is_large() => 96,
+            () if full_log || profile.is_large() => 96,
             () => [24, 32, 48, 80][random.below(4) as usize],
         };
-        // A full volume may refuse a long write when a part of it has been done.
-        let room = (!is_long && random.chance(1, 4)).then(|| Room::random(random));
+        let room = random.chance(1, 4).then(|| Room::random(random));
         Self {
             volume_bytes: volume_mib * MIB,
             log_bytes: if full_log { MIB } else { MIB << random.below(3) },
             clients,
-            // Around few operations, more of the states are about the long writes.
-            operations_each: if is_long { 40 } else { 60 + random.below(240) as usize },
-            sessions: if is_long { 1 } else { 1 + random.below(2) as usize },
+            operations_each: 60 + random.below(240) as usize,
+            sessions: 1 + random.below(2) as usize,
             background,
             commit_interval_ms: if full_log {
                 60_000
@@ -147,7 +138,6 @@ impl Shape {
             },
             flush: if random.chance(1, 2) { FlushPolicy::Overlap } else { FlushPolicy::Auto },
             profile,
-            is_long,
             room,
             read_only_between: random.chance(1, 3),
             composition: Composition::random(random),
@@ -282,10 +272,6 @@ pub(crate) fn record(
         profile.file_bytes_max = 768 << 10;
     }
     let client = |client| {
-        let mut profile = profile;
-        if shape.is_long && client == 0 && medium == Medium::Simulated {
-            profile.long_bytes = LONG_BYTES;
-        }
         let mut client = Client::new(client, random.next_u64(), profile, order.clone());
         client.history.sabotage = sabotage;
         client
