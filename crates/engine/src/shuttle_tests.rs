@@ -246,6 +246,8 @@ fn completion_follows_the_superblock() {
 /// Removals and their queue; the second try of a postponed one succeeds.
 struct Removals {
     queue: RemovalQueue,
+    /// Blocks that are announced.
+    announced: AtomicU64,
     /// How often each was removed.
     removed: [AtomicU64; 12],
 }
@@ -259,6 +261,7 @@ impl Removals {
     fn new() -> Arc<Removals> {
         Arc::new(Removals {
             queue: RemovalQueue::new(),
+            announced: AtomicU64::new(0),
             removed: [const { AtomicU64::new(0) }; 12],
         })
     }
@@ -269,16 +272,26 @@ impl Removals {
             0 if LACKS_SPACE.contains(&orphan.number.0) => {
                 self.queue.postpone(Orphan { blocks: 1, ..orphan })
             }
-            _ => drop(self.removed[orphan.number.0 as usize].fetch_add(1, SeqCst)),
+            blocks => {
+                self.announced.fetch_sub(blocks, SeqCst);
+                self.removed[orphan.number.0 as usize].fetch_add(1, SeqCst);
+            }
         }
+    }
+
+    fn announce(&self, blocks: u64) {
+        self.announced.fetch_add(blocks, SeqCst);
+    }
+
+    fn retry_postponed(&self) {
+        self.queue.retry_postponed(|blocks| self.announce(blocks));
     }
 
     /// What reclaim does.
     fn remove_queued(&self) {
         let mut busy = Vec::new();
-        for taken in
-            self.queue.take_postponed().into_iter().chain(std::iter::from_fn(|| self.queue.take()))
-        {
+        let postponed = self.queue.take_postponed(|blocks| self.announce(blocks));
+        for taken in postponed.into_iter().chain(std::iter::from_fn(|| self.queue.take())) {
             if taken.orphan.number.0 == BUSY { busy.push(taken) } else { self.remove(taken.orphan) }
         }
         busy.into_iter().for_each(Taken::give_back);
@@ -318,18 +331,19 @@ fn removals_end() {
                 "they were queued before the wait began"
             );
         }),
-        spawn(|removals| removals.queue.retry_postponed()),
+        spawn(Removals::retry_postponed),
         spawn(|removals| removals.queue.wait_until_idle()),
     ];
     join_all(threads);
     for _ in 0..2 {
-        removals.queue.retry_postponed();
+        removals.retry_postponed();
         removals.queue.wait_until_idle();
     }
     assert_eq!(
         (removals.times_removed(0..4), removals.times_removed(10..12)),
         (vec![1; 4], vec![1; 2])
     );
+    assert_eq!(removals.announced.load(SeqCst), 0, "each was announced once before it was removed");
     removals.queue.stop();
     reaper.join().expect("no panic");
 }

@@ -119,6 +119,7 @@ impl Files {
             _ => self.remove_inode(inode, effort, &mut counted),
         };
         if matches!(result, Err(Error::NoSpace)) {
+            self.store.space.retract(counted);
             self.orphans.queue.postpone(Orphan { blocks: counted, ..orphan });
             return;
         }
@@ -153,7 +154,8 @@ impl Files {
     /// by reclaim.
     pub(crate) fn reap_queued(&self) {
         // Those that lacked space may find it now.
-        let postponed = self.orphans.queue.take_postponed();
+        let postponed =
+            self.orphans.queue.take_postponed(|blocks| self.store.space.announce(blocks));
         let mut busy = Vec::new();
         for taken in postponed.into_iter().chain(std::iter::from_fn(|| self.orphans.queue.take())) {
             let inode = self.inodes.get(taken.orphan.number);
@@ -202,3 +204,7 @@ impl Files {
         }
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+#[path = "orphans_tests.rs"]
+mod tests;

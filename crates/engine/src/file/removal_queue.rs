@@ -14,6 +14,7 @@ use crate::store::Observer;
 use cairn_environment::Rank;
 use cairn_environment::atomic::{AtomicBool, Ordering};
 use cairn_environment::lock::{Condvar, Mutex, MutexGuard};
+use cairn_space::Space;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -43,7 +44,8 @@ impl Removal {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Orphan {
     pub(crate) number: InodeId,
-    /// Its blocks that were announced to the allocator.
+    /// Its blocks, which are announced to the allocator but while it is postponed: nobody should
+    /// wait for them then.
     pub(crate) blocks: u64,
     pub(crate) removal: Removal,
 }
@@ -130,7 +132,7 @@ impl RemovalQueue {
         self.take_from(state)
     }
 
-    /// It has to wait for space.
+    /// It has to wait for space. Its blocks are not announced any more.
     pub(crate) fn postpone(&self, orphan: Orphan) {
         self.state.lock().postponed.push(orphan);
     }
@@ -172,20 +174,22 @@ impl RemovalQueue {
         self.state.lock().closing
     }
 
-    /// What was postponed, to try it at once.
-    pub(crate) fn take_postponed(&self) -> Vec<Taken<'_>> {
+    /// What was postponed, to try it at once. Has its blocks announced.
+    pub(crate) fn take_postponed(&self, announce: impl FnOnce(u64)) -> Vec<Taken<'_>> {
         let mut state = self.state.lock();
         let postponed = std::mem::take(&mut state.postponed);
+        announce(postponed.iter().map(|orphan| orphan.blocks).sum());
         state.taken += postponed.len();
         drop(state);
         postponed.into_iter().map(|orphan| Taken { queue: self, orphan }).collect()
     }
 
-    /// After a commit there may be space for what had to be postponed, and it may be time to try
-    /// again what failed.
-    pub(crate) fn retry_postponed(&self) {
+    /// After a commit there may be space for what had to be postponed, the blocks of which it has
+    /// announced; and it may be time to try again what failed.
+    pub(crate) fn retry_postponed(&self, announce: impl FnOnce(u64)) {
         let mut state = self.state.lock();
         let mut again = std::mem::take(&mut state.postponed);
+        announce(again.iter().map(|orphan| orphan.blocks).sum());
         if !state.closing {
             for failed in state.failed.iter_mut().filter(|failed| failed.left > 0) {
                 failed.left -= 1;
@@ -247,8 +251,8 @@ impl Drop for Taken<'_> {
 
 impl Observer for RemovalQueue {
     /// There may be space for what had to be postponed.
-    fn committed(&self) {
-        self.retry_postponed();
+    fn committed(&self, space: &Space) {
+        self.retry_postponed(|blocks| space.announce(blocks));
     }
 
     /// Ends the thread; what is queued stays an orphan on the volume.
@@ -307,7 +311,7 @@ mod tests {
     fn tries(queue: &RemovalQueue, commits: u32) -> u32 {
         let mut tries = 0;
         for _ in 0..commits {
-            queue.retry_postponed();
+            queue.retry_postponed(|_| {});
             if let Some(taken) = queue.take() {
                 assert!(!queue.retry_later(taken.orphan));
                 tries += 1;

@@ -180,7 +180,7 @@ impl Files {
         counted: &mut u64,
     ) -> Result<()> {
         loop {
-            let (mut operation, batch) = self.store.begin_batch(inode.number, 3, 0, effort)?;
+            let (mut operation, batch) = self.begin_removal(inode.number, effort, *counted)?;
             let mut state = match self.write_inode(inode) {
                 Err(Error::NotFound) => return Ok(()),
                 other => other?,
@@ -206,6 +206,30 @@ impl Files {
                 state.unload();
                 return Ok(());
             }
+        }
+    }
+
+    /// Begins a step of a removal of which `counted` blocks are announced. While it waits for space
+    /// itself, nobody should wait for them.
+    fn begin_removal(
+        &self,
+        inode: InodeId,
+        effort: Effort,
+        counted: u64,
+    ) -> Result<(Operation<'_>, usize)> {
+        let begin = |effort| self.store.begin_batch(inode, 3, 0, effort);
+        if effort == Effort::Reclaim {
+            return begin(effort);
+        }
+        self.store.throttle_dirty_nodes()?;
+        match begin(Effort::Reclaim) {
+            Err(Error::NoSpace) => {
+                self.store.space.retract(counted);
+                let begun = begin(effort);
+                self.store.space.announce(counted);
+                begun
+            }
+            begun => begun,
         }
     }
 

@@ -156,7 +156,7 @@ impl Store {
             self.log.super_committed(frozen.generation);
         }
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
-        self.observer.committed();
+        self.observer.committed(&self.space);
         // 7. The copy.
         let copy = self.superblock.geometry.superblock_copy();
         self.device

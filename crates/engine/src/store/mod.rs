@@ -70,8 +70,8 @@ use turns::Turns;
 
 /// A layer above the store. It takes no lock that is held around a commit, and does not wait.
 pub(crate) trait Observer: Send + Sync {
-    /// A transaction is durable: there may be space for what lacked it.
-    fn committed(&self);
+    /// A transaction is durable: there may be space for what lacked some.
+    fn committed(&self, space: &Space);
 
     /// The store has stopped: every wait ends.
     fn stopped(&self);

@@ -180,7 +180,7 @@ impl Store {
     /// Dirty nodes can't leave memory before a commit: asks for one early, and when that is not
     /// enough waits for one. The caller may hold the extents of a file, and a commit calls back
     /// those whose fsyncs it ends: so it does none itself.
-    fn throttle_dirty_nodes(&self) -> Result<()> {
+    pub(crate) fn throttle_dirty_nodes(&self) -> Result<()> {
         let (dirty, limit) = (self.cache.dirty_bytes(), self.options.node_cache_bytes / 2);
         if dirty > 2 * limit || self.must_write_nodes(dirty) {
             return self.wait_for_commit();
