@@ -168,6 +168,37 @@ fn what_a_fork_changed_is_applied() {
 }
 
 #[test]
+fn what_was_made_in_a_removed_directory_is_no_loop() {
+    let device = device();
+    let volume = open(&device, None);
+    let root = volume.root();
+    let origin = volume.create_subvolume(root, b"origin", &DIRECTORY).unwrap().inode;
+    let outer = volume.create(origin, b"outer", &DIRECTORY).unwrap().inode;
+    let removed = volume.create(outer, b"inner", &DIRECTORY).unwrap().inode;
+    let fork = volume.fork(origin, root, b"fork").unwrap().inode;
+    let forked = volume.lookup(fork, b"outer").unwrap().inode;
+    let inner = volume.lookup(forked, b"inner").unwrap().inode;
+    let made = volume.create(inner, b"made", &DIRECTORY).unwrap().inode;
+    volume.create(made, b"below", &DIRECTORY).unwrap();
+    volume.remove_directory(outer, b"inner").unwrap();
+    volume.forget(removed, 1);
+    for winner in [Winner::Neither, Winner::Fork] {
+        let Apply::Conflicts(conflicts) = volume.apply(fork, winner).unwrap() else {
+            panic!("nothing could stand in what is gone")
+        };
+        let found: Vec<_> =
+            conflicts.iter().map(|one| (String::from_utf8_lossy(&one.path), one.kind)).collect();
+        assert!(
+            found.iter().all(|(_, kind)| *kind == ConflictKind::RemovedInOrigin),
+            "{winner:?}: {found:?}"
+        );
+        assert!(found.iter().any(|(path, _)| path == "outer/inner/made"), "{winner:?}: {found:?}");
+    }
+    done(volume.apply(fork, Winner::Origin).unwrap());
+    volume.close().unwrap();
+}
+
+#[test]
 fn nested_subvolumes_are_left_out() {
     let device = device();
     let volume = open(&device, None);

@@ -194,8 +194,10 @@ impl<'a> Merging<'a> {
                 conflicts.into_iter().filter(undecided).collect()
             }
         };
+        let ours = self.ours;
+        let is_gone = |inode| ours.inodes.get(&inode).is_some_and(InodeChange::is_gone);
         let merge = self.plan();
-        left.extend(loops(&merge, parent));
+        left.extend(loops(&merge, parent, &is_gone));
         (merge, left)
     }
 
@@ -322,8 +324,13 @@ impl<'a> Merging<'a> {
 }
 
 /// Directories that would stand below themselves. `parent` says where a directory stands in the
-/// origin.
-fn loops(merge: &Merge, parent: &dyn Fn(InodeNumber) -> Option<InodeNumber>) -> Vec<Found> {
+/// origin, `is_gone` whether the origin has removed it: what would stand below that is a conflict of
+/// another kind.
+fn loops(
+    merge: &Merge,
+    parent: &dyn Fn(InodeNumber) -> Option<InodeNumber>,
+    is_gone: &dyn Fn(InodeNumber) -> bool,
+) -> Vec<Found> {
     let mut moved = BTreeMap::new();
     for ((directory, _), plan) in &merge.entries {
         if let Some(target) = plan.wanted.filter(|one| one.file_type == FileType::Directory) {
@@ -343,7 +350,7 @@ fn loops(merge: &Merge, parent: &dyn Fn(InodeNumber) -> Option<InodeNumber>) -> 
         }
         if sound.contains(&at) {
             sound.extend(way);
-        } else {
+        } else if !is_gone(at) {
             found.push((Subject::Inode(*inode), ConflictKind::Loop));
         }
     }
