@@ -324,8 +324,8 @@ impl<'a> Merging<'a> {
 }
 
 /// Directories that would stand below themselves. `parent` says where a directory stands in the
-/// origin, `is_gone` whether the origin has removed it: what would stand below that is a conflict of
-/// another kind.
+/// origin, `is_gone` whether the origin has removed it: what would stand below that is a conflict
+/// of another kind.
 fn loops(
     merge: &Merge,
     parent: &dyn Fn(InodeNumber) -> Option<InodeNumber>,
