@@ -478,8 +478,7 @@ impl Thread {
         progress: &Progress,
         first: impl Fn(&Ledger) -> Option<Arc<Ticket>>,
     ) {
-        let patience = if self.space.returning_hint() > 0 { REMOVAL_PATIENCE } else { 1 };
-        let deadline = now_monotonic() + ledger.reclaim.return_wait.0 * patience;
+        let begun = now_monotonic();
         let wake = Arc::clone(&ledger.reclaim.wake);
         while ledger.reclaim.is_running()
             && progress.is_stuck(ledger, first(ledger).as_ref())
@@ -487,7 +486,9 @@ impl Thread {
             && (self.role == Role::Reclaim
                 || ledger.reclaim.commits_wanted <= ledger.reclaim.commits_begun)
         {
-            let rest = deadline - now_monotonic();
+            // A removal may begin meanwhile, or turn out to lack space itself.
+            let patience = if self.space.returning_hint() > 0 { REMOVAL_PATIENCE } else { 1 };
+            let rest = begun + ledger.reclaim.return_wait.0 * patience - now_monotonic();
             if rest.is_zero() {
                 break;
             }

@@ -163,11 +163,12 @@ fn merge(base: &Side, fork: &Side, origin: &Side, root: NodeId, nested: &BTreeSe
     if is_torn || nested.iter().any(|(directory, _)| is_gone(directory)) {
         return Merged::Conflicts;
     }
-    let node = |number: &NodeId| origin.nodes.get(number).or(fork.nodes.get(number)).copied();
-    if !is_sound(&plan, root, &node) {
-        return Merged::Conflicts;
+    // What may have changed in the origin, or not, may be kept without a name.
+    if is_unknown {
+        return Merged::Unknown;
     }
-    if is_unknown { Merged::Unknown } else { Merged::Done(plan) }
+    let node = |number: &NodeId| origin.nodes.get(number).or(fork.nodes.get(number)).copied();
+    if is_sound(&plan, root, &node) { Merged::Done(plan) } else { Merged::Conflicts }
 }
 
 /// All nodes have names, each name is reached from the root directory, and each directory once.

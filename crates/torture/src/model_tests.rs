@@ -1,8 +1,10 @@
 //! The model keeps its own invariants, and the generator reaches what it should.
 use crate::generator::{Generator, Profile};
 use crate::model::{Body, Failure, Layout, Model};
-use crate::operation::{Operation, Path, Target};
+use crate::model_merge::Prediction;
+use crate::operation::{Operation, Path, Subvolume, Target};
 use crate::snapshot::of_model;
+use crate::systematic_operations::{A, P, S};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Counts links and parents afresh.
@@ -115,4 +117,38 @@ fn an_unlinked_file_lives_until_its_handle_closes() {
     assert!(apply(Operation::Close { handle: 0 }).is_ok());
     assert_eq!(apply(Operation::Truncate { target, size_bytes: 10 }), Err(Failure::NotOpen));
     assert_eq!(apply(Operation::Unlink { path }), Err(Failure::NotFound));
+}
+
+/// A copy of nothing may have changed a file, or not: what becomes of its removal in a fork is not
+/// known then.
+#[test]
+fn what_may_have_changed_is_no_conflict() {
+    let [subvolume, file, fork, gone] =
+        [&[S][..], &[S, A], &[P], &[P, A]].map(crate::systematic_operations::path);
+    let begin = [
+        Operation::MakeSubvolume { path: subvolume.clone(), mode: 0o755 },
+        Operation::Create { path: file.clone(), mode: 0o644, uid: 0 },
+        Operation::Fork {
+            of: Subvolume::At(subvolume),
+            snapshot: None,
+            to: fork.clone(),
+            early: false,
+        },
+        Operation::Unlink { path: gone },
+    ];
+    let copied = Operation::CopyRange {
+        from: Target::Path(file.clone()),
+        from_offset_bytes: 0,
+        to: Target::Path(file),
+        to_offset_bytes: 32767,
+        length_bytes: 456,
+    };
+    let mut model = Model::new(Layout::Alone);
+    for operation in &begin {
+        model.apply(operation).0.expect("it is possible");
+    }
+    let root = model.resolve(&fork).expect("it exists");
+    assert_eq!(model.predict_application(root), Some(Prediction::ChangesSomething));
+    model.apply(&copied).0.expect("nothing is copied");
+    assert_eq!(model.predict_application(root), None);
 }

@@ -29,7 +29,7 @@ enum Change {
     Write,
     /// A write for each second block: each has an extent of its own.
     EachSecond,
-    /// Writes that meet, from the last to the first.
+    /// Eight writes that meet, from the last to the first.
     Backwards,
     /// It becomes a hole.
     Punch,
@@ -55,24 +55,27 @@ struct Subject {
     /// What it holds.
     content: Vec<u8>,
     random: Seeded,
+    /// Chooses what a power failure leaves. How many writes are unflushed depends on time.
+    fates: Seeded,
 }
 
 impl Subject {
-    fn new(background: bool, random: Seeded) -> Self {
+    fn new(background: bool, mut random: Seeded) -> Self {
+        let fates = Seeded::new(random.next_u64());
         let device = Arc::new(SimulatedDevice::new(VOLUME_BYTES));
         format(&*device, LOG_BYTES).expect("a new volume");
         let options = VolumeOptions { background, ..VolumeOptions::default() };
         let volume = Volume::open(device.clone(), options).expect("it opens");
         let file = volume.create(volume.root(), b"file", &NEW_FILE).expect("a file").inode;
-        Self { volume, device, file, content: Vec::new(), random }
+        Self { volume, device, file, content: Vec::new(), random, fates }
     }
 
     fn write(&mut self, block: usize, blocks: usize) -> Result<(), Error> {
         let (start, end) = (block * BLOCK_BYTES, (block + blocks) * BLOCK_BYTES);
         self.content.resize(self.content.len().max(end), 0);
-        let (byte, step) = (self.random.below(256) as u8, self.random.below(8) as u8);
-        for (at, target) in self.content[start..end].chunks_mut(BLOCK_BYTES).enumerate() {
-            target.fill(byte.wrapping_add(step.wrapping_mul(at as u8)));
+        let (first, step) = (self.random.below(255), self.random.below(8));
+        for (at, target) in (0..).zip(self.content[start..end].chunks_mut(BLOCK_BYTES)) {
+            target.fill(1 + ((first + step * at) % 255) as u8);
         }
         self.volume.write(self.file, start as u64, &self.content[start..end])
     }
@@ -117,8 +120,8 @@ impl Subject {
 
     /// The power fails now.
     fn check(&mut self) -> Result<(), String> {
-        let all_lost = self.random.chance(1, 2);
-        let random = &mut self.random;
+        let random = &mut self.fates;
+        let all_lost = random.chance(1, 2);
         let state = Arc::new(self.device.crash_state_with(|unflushed| {
             if all_lost {
                 vec![Fate::Lost; unflushed.len()]
@@ -148,6 +151,7 @@ fn lengths() -> Vec<usize> {
     let mut lengths: Vec<usize> =
         (0..=POWER_MAX).flat_map(|power| (1 << power) - 1..=(1 << power) + 1).collect();
     lengths.retain(|length| *length > 0);
+    lengths.sort_unstable();
     lengths.dedup();
     lengths
 }
@@ -163,12 +167,13 @@ fn try_all(background: bool) {
                 1 => Change::Write,
                 _ => Change::EachSecond,
             };
-            let block = subject.random.below(4) as usize;
+            let [block, more] = [0; 2].map(|_| subject.random.below(4) as usize);
             let when = format!(
-                "CAIRN_SEED={seed}, {before:?}, then {change:?} of {blocks} blocks at {block}"
+                "CAIRN_SEED={seed}, {before:?} of {more} blocks more, then {change:?} of {blocks} \
+                 blocks at {block}"
             );
             let changed = subject
-                .change(before, 0, block + blocks + 3)
+                .change(before, 0, block + blocks + more)
                 .and_then(|()| subject.change(change, block, blocks));
             changed.unwrap_or_else(|error| panic!("{when}: {error}"));
             subject.check().unwrap_or_else(|error| panic!("{when}: {error}"));

@@ -61,6 +61,8 @@ impl Files {
             return self.reap(Orphan::inode(number, 0));
         }
         let blocks = self.read_inode(&self.inodes.get(number)).map_or(0, |state| state.item.blocks);
+        // A damaged inode may say anything.
+        let blocks = blocks.min(self.store.superblock.geometry.total_blocks);
         self.store.space.announce(blocks);
         self.orphans.queue.push(Orphan::inode(number, blocks));
     }

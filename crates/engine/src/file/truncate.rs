@@ -221,7 +221,7 @@ impl Files {
         if effort == Effort::Reclaim {
             return begin(effort);
         }
-        self.store.throttle_dirty_nodes()?;
+        self.store.throttle()?;
         match begin(Effort::Reclaim) {
             Err(Error::NoSpace) => {
                 self.store.space.retract(counted);

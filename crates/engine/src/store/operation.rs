@@ -87,9 +87,7 @@ impl Store {
     ) -> Result<Operation<'_>> {
         self.check_writable()?;
         if effort != Effort::Reclaim {
-            self.throttle_dirty_nodes()?;
-            self.throttle_dead_runs()?;
-            self.log.throttle()?;
+            self.throttle()?;
         }
         let subvolume = self.trees.subvolume(inode)?;
         subvolume.check_writable()?;
@@ -177,10 +175,17 @@ impl Store {
         Ok(reserved?)
     }
 
+    /// Waits while more was changed than a commit or the log should have to write.
+    pub(crate) fn throttle(&self) -> Result<()> {
+        self.throttle_dirty_nodes()?;
+        self.throttle_dead_runs()?;
+        Ok(self.log.throttle()?)
+    }
+
     /// Dirty nodes can't leave memory before a commit: asks for one early, and when that is not
     /// enough waits for one. The caller may hold the extents of a file, and a commit calls back
     /// those whose fsyncs it ends: so it does none itself.
-    pub(crate) fn throttle_dirty_nodes(&self) -> Result<()> {
+    fn throttle_dirty_nodes(&self) -> Result<()> {
         let (dirty, limit) = (self.cache.dirty_bytes(), self.options.node_cache_bytes / 2);
         if dirty > 2 * limit || self.must_write_nodes(dirty) {
             return self.wait_for_commit();
