@@ -26,8 +26,9 @@ const LIVES: u64 = 600;
 const STEPS: u64 = 24;
 
 /// What must have happened in some life.
-const LEAST: [&str; 16] = [
+const LEAST: [&str; 17] = [
     "opened",
+    "closed before copies are compared",
     "opened with a stale member",
     "old copy not used",
     "incomplete member not used",
@@ -325,6 +326,11 @@ impl<'a> Life<'a> {
                 .iter()
                 .for_each(|&at| self.reference.disks[at].registers[register].clone_from(&all));
         }
+        // What is on it may forbid to go on.
+        if self.random.chance(1, 6) {
+            self.counts.count("closed before copies are compared");
+            return self.close(&mirror, &mut in_sync);
+        }
         if mirror.resynchronise(std::slice::from_ref(&(0..REGISTERS as u64 * 4096))).is_err() {
             self.tell("  the power fails while copies are compared".to_owned());
             self.left.store(-1, SeqCst);
@@ -406,17 +412,21 @@ impl<'a> Life<'a> {
             drop(mirror);
             return if quiet { End::Quiet } else { End::Broken };
         }
+        let end = self.close(&mirror, &mut in_sync);
+        if unflushed && matches!(end, End::Closed) {
+            self.reference.acknowledge(&in_sync, &values);
+        }
+        end
+    }
+
+    fn close(&mut self, mirror: &Mirror, in_sync: &mut Vec<usize>) -> End {
         if mirror.close().is_err() || self.left.load(SeqCst) < 0 {
             self.tell("  the power fails in the closing".to_owned());
             self.left.store(-1, SeqCst);
-            drop(mirror);
             return End::Broken;
         }
         self.tell("  closed".to_owned());
-        self.leave_behind(&mirror, &mut in_sync);
-        if unflushed {
-            self.reference.acknowledge(&in_sync, &values);
-        }
+        self.leave_behind(mirror, in_sync);
         End::Closed
     }
 
