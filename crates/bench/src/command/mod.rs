@@ -39,8 +39,9 @@ enum Command {
 /// Run one load against a directory or the engine.
 ///
 /// Loads: fsync-write, small-durable-files, fs_mark, create-walk-unlink, device-limit, dbench,
-/// fsync-happy, isolation, one-file-fsync, round-trip, snapshots, snapshot-deletion, forks,
-/// many-snapshots. Each works in a directory of its own inside the target, and removes it.
+/// fsync-happy, isolation, one-file-fsync, round-trip, snapshots, snapshots-beside-dbench,
+/// snapshot-deletion, forks, many-snapshots. Each works in a directory of its own inside the
+/// target, and removes it.
 #[derive(Parser)]
 struct Run {
     /// Name of the load.
@@ -53,8 +54,8 @@ struct Run {
     target: TargetSpec,
     #[command(flatten)]
     load: Load,
-    /// Files for each client (fs_mark, create-walk-unlink, snapshots); files (forks); snapshots
-    /// (snapshot-deletion, many-snapshots).
+    /// Files for each client (fs_mark, create-walk-unlink, snapshots, snapshots-beside-dbench);
+    /// files (forks); snapshots (snapshot-deletion, many-snapshots).
     #[arg(long, value_name = "N")]
     files: Option<u64>,
     /// Size of a file (fs_mark).

@@ -62,6 +62,8 @@ pub enum Workload {
     RoundTrip,
     /// Snapshots and forks, beside small fsyncs.
     Snapshots,
+    /// Snapshots and forks, beside dbench.
+    SnapshotsBesideDbench,
     /// Deletions of snapshots, in three orders.
     SnapshotDeletion,
     /// Forks that come at once, and early ones.
@@ -72,7 +74,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 14] = [
+    pub const ALL: [Workload; 15] = [
         Workload::FsyncWrite,
         Workload::SmallDurableFiles,
         Workload::FsMark,
@@ -84,6 +86,7 @@ impl Workload {
         Workload::OneFileFsync,
         Workload::RoundTrip,
         Workload::Snapshots,
+        Workload::SnapshotsBesideDbench,
         Workload::SnapshotDeletion,
         Workload::Forks,
         Workload::ManySnapshots,
@@ -103,6 +106,7 @@ impl Workload {
             Workload::OneFileFsync => "one-file-fsync",
             Workload::RoundTrip => "round-trip",
             Workload::Snapshots => "snapshots",
+            Workload::SnapshotsBesideDbench => "snapshots-beside-dbench",
             Workload::SnapshotDeletion => "snapshot-deletion",
             Workload::Forks => "forks",
             Workload::ManySnapshots => "many-snapshots",
@@ -142,7 +146,10 @@ impl Workload {
 
     fn can_have_snapshots(self) -> bool {
         use Workload::*;
-        let has_own = matches!(self, Snapshots | SnapshotDeletion | Forks | ManySnapshots);
+        let has_own = matches!(
+            self,
+            Snapshots | SnapshotsBesideDbench | SnapshotDeletion | Forks | ManySnapshots
+        );
         !has_own && !matches!(self, DeviceLimit | Isolation | FsyncHappy)
     }
 
@@ -467,6 +474,7 @@ fn generate(workload: Workload, place: &Place, settings: &Settings) -> anyhow::R
         Workload::OneFileFsync => one_file_fsync::run(place, settings),
         Workload::RoundTrip => round_trip::run(place, settings),
         Workload::Snapshots => snapshots::run(place, settings),
+        Workload::SnapshotsBesideDbench => snapshots::run_beside_dbench(place, settings),
         Workload::SnapshotDeletion => snapshot_deletion::run(place, settings),
         Workload::Forks => forks::run(place, settings),
         Workload::DeviceLimit | Workload::ManySnapshots => {

@@ -1,8 +1,10 @@
 //! Snapshots and forks of a subvolume while clients write in it: each client overwrites 4 KiB of
 //! its own file with an fsync after each; beside them one thread syncs, makes a snapshot and a
-//! fork, and takes both away again, over and over. The sync shows what a plain commit takes.
+//! fork, and takes both away again, over and over. The sync shows what a plain commit takes. Or each
+//! client replays a load file of dbench; then the sync also writes what is dirty.
 //!
 //! Here is also what other loads use that run with snapshots.
+use super::dbench::{self, LoadFile, Replay};
 use super::{Findings, Place, Settings, with_end};
 use crate::client::{self, Client, Limit};
 use crate::recorder::Recorder;
@@ -11,6 +13,7 @@ use crate::target::{Open, Subvolumes, Target};
 use anyhow::Context;
 use rustix::io::Errno;
 use std::io;
+use std::sync::Arc;
 
 const BLOCK_BYTES: usize = 4 << 10;
 /// Each client writes its file from the start again after this many blocks.
@@ -79,9 +82,22 @@ fn for_each(
 }
 
 pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
+    run_beside(place, settings, None)
+}
+
+/// As [`run`], beside dbench.
+pub fn run_beside_dbench(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
+    run_beside(place, settings, Some(dbench::load_file(settings)?))
+}
+
+fn run_beside(
+    place: &Place,
+    settings: &Settings,
+    dbench: Option<Arc<LoadFile>>,
+) -> anyhow::Result<Findings> {
     let (subvolumes, live) = (of(&*place.target)?, place.path(LIVE));
     subvolumes.make(&live).context("a subvolume cannot be made")?;
-    let ran = measure(place, settings);
+    let ran = measure(place, settings, dbench);
     let removed = remove_what_is_left(subvolumes, place);
     with_end(ran, removed.with_context(|| format!("{live} is left behind")))
 }
@@ -103,7 +119,12 @@ pub fn or_missing(result: io::Result<()>) -> io::Result<()> {
     result.or_else(|error| if is_missing(&error) { Ok(()) } else { Err(error) })
 }
 
-fn measure(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
+fn measure(
+    place: &Place,
+    settings: &Settings,
+    dbench: Option<Arc<LoadFile>>,
+) -> anyhow::Result<Findings> {
+    let unit = if dbench.is_some() { "operations/s" } else { "fsyncs/s" };
     let (target, live) = (&*place.target, place.path(LIVE));
     let files = settings.files.unwrap_or(FILES) * settings.clients as u64;
     for directory in 0..settings.directories {
@@ -118,18 +139,16 @@ fn measure(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
     let (in_clients, writers) = (place.clone(), settings.clients);
     let mut plan = settings.timed_plan("snapshots");
     plan.clients += 1;
-    let measured = client::run(&plan, move |client, recorder| {
-        if client.index < writers {
-            write(&in_clients, client, recorder)
-        } else {
-            make(&in_clients, client, recorder)
-        }
+    let measured = client::run(&plan, move |client, recorder| match &dbench {
+        _ if client.index == writers => make(&in_clients, client, recorder),
+        Some(load) => replay(&in_clients, load, client, recorder),
+        None => write(&in_clients, client, recorder),
     })?;
     let summaries = measured.recorder.summaries();
     let p99_us = |name: &str| {
         summaries.iter().find(|summary| summary.name == name).and_then(|summary| summary.p99_us)
     };
-    let mut findings = Findings::of_rate(measured, "fsyncs/s");
+    let mut findings = Findings::of_rate(measured, unit);
     if let (Some(sync_us), Some(snapshot_us), Some(fork_us)) =
         (p99_us(SYNC), p99_us(SNAPSHOT), p99_us(FORK))
     {
@@ -154,6 +173,20 @@ fn write(place: &Place, client: &Client, recorder: &mut Recorder) -> anyhow::Res
         file.write_at(&block, round % BLOCKS * BLOCK_BYTES as u64)?;
         recorder.time("fsync", || file.sync())?;
         client.completed();
+    }
+    Ok(())
+}
+
+fn replay(
+    place: &Place,
+    load: &LoadFile,
+    client: &Client,
+    recorder: &mut Recorder,
+) -> anyhow::Result<()> {
+    let live = place.path(LIVE);
+    let mut replay = Replay::new(&*place.target, &live, load, client.index);
+    while client.goes_on() {
+        replay.run_once(client, recorder)?;
     }
     Ok(())
 }

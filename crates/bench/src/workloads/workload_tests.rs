@@ -35,8 +35,13 @@ Rmdir "\clients\client1" NT_STATUS_OK
 "#;
 
 /// No directory of another file system can run these.
-const NEED_SNAPSHOTS: [Workload; 4] =
-    [Workload::Snapshots, Workload::SnapshotDeletion, Workload::Forks, Workload::ManySnapshots];
+const NEED_SNAPSHOTS: [Workload; 5] = [
+    Workload::Snapshots,
+    Workload::SnapshotsBesideDbench,
+    Workload::SnapshotDeletion,
+    Workload::Forks,
+    Workload::ManySnapshots,
+];
 
 fn settings(folder: &Path) -> Settings {
     let loadfile = folder.join("load.txt");
@@ -279,8 +284,10 @@ fn mistakes_get_clear_messages() {
     assert!("fsync-wride".parse::<Workload>().unwrap_err().contains("fsync-write"));
     let missing = Settings { loadfile: Some(folder.path().join("none")), ..settings };
     let memory = TargetSpec::Engine(DeviceSpec::Memory { size_bytes: 64 << 20 });
-    let error = format!("{:#}", Workload::Dbench.run(&memory, &missing).unwrap_err());
-    assert!(error.contains("--loadfile"), "{error}");
+    for workload in [Workload::Dbench, Workload::SnapshotsBesideDbench] {
+        let error = format!("{:#}", workload.run(&memory, &missing).unwrap_err());
+        assert!(error.contains("--loadfile"), "{error}");
+    }
 }
 
 #[test]

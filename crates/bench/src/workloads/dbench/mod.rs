@@ -6,8 +6,8 @@ use super::{Findings, Place, Settings};
 use crate::client;
 use crate::report::Figure;
 use anyhow::Context;
-use loadfile::LoadFile;
-use replay::Replay;
+pub(super) use loadfile::LoadFile;
+pub(super) use replay::Replay;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ const LOADFILE_DEFAULT: &str = "/usr/share/dbench/client.txt";
 /// For this many whole seconds, one more comes first, in which nothing counts yet.
 const WARMUP_DIVISOR: u64 = 5;
 
-pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
+/// The load file that `settings` name.
+pub(super) fn load_file(settings: &Settings) -> anyhow::Result<Arc<LoadFile>> {
     let path = settings.loadfile.as_deref().unwrap_or(Path::new(LOADFILE_DEFAULT));
     let text = fs::read_to_string(path).with_context(|| {
         format!(
@@ -26,8 +27,12 @@ pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
             path.display()
         )
     })?;
-    let load =
-        Arc::new(LoadFile::parse(text).with_context(|| format!("load file {}", path.display()))?);
+    let load = LoadFile::parse(text).with_context(|| format!("load file {}", path.display()))?;
+    Ok(Arc::new(load))
+}
+
+pub fn run(place: &Place, settings: &Settings) -> anyhow::Result<Findings> {
+    let load = load_file(settings)?;
     let (in_clients, run_queue) = (place.clone(), settings.run_queue);
     let mut plan = settings.timed_plan("dbench");
     plan.warmup = Duration::from_secs(settings.duration.as_secs() / WARMUP_DIVISOR);
