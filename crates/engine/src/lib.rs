@@ -26,6 +26,8 @@ mod shutdown;
 mod shuttle_tests;
 mod statistics;
 mod store;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod test_space;
 mod types;
 mod volume;
 

@@ -102,9 +102,10 @@ fn read(device: &dyn BlockDevice, range: BlockRange) -> Result<Vec<u8>, String> 
 /// It never ends.
 pub fn wait_for_cleanups(volume: &Volume, device: &dyn BlockDevice) -> Result<(), String> {
     for _ in 0..LOOKS_MAX {
-        volume.commit().map_err(|error| format!("commit: {error}"))?;
         let subvolumes = volume.subvolumes().map_err(|error| format!("subvolumes: {error}"))?;
         let is_removing = subvolumes.iter().any(|subvolume| subvolume.is_dying);
+        // What a removal that has ended leaves to be cleaned up is durable then.
+        volume.commit().map_err(|error| format!("commit: {error}"))?;
         // Nodes may be written meanwhile.
         if !is_removing && counts(device).is_ok_and(|counts| counts.cleanups == 0) {
             // What the last one has freed is free after a commit.

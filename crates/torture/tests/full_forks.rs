@@ -23,6 +23,9 @@ use std::sync::Arc;
 const ROUNDS: u64 = 4;
 /// Snapshots and forks of a round, at most.
 const COPIES: u64 = 10;
+/// Rollbacks that may be refused one after the other: some dozen are tried, and each waits a tenth
+/// of a second for reservations of data that is not written yet.
+const REFUSALS_MAX: u32 = 4;
 /// Points of a removal at which the power fails.
 const POINTS: usize = 20;
 
@@ -90,15 +93,18 @@ fn snapshots(volume: &Volume) -> Vec<(u64, Vec<u8>)> {
 
 /// Rolls back some subvolumes, as a full volume permits it; how many.
 fn roll_back_some(volume: &Volume, random: &mut Seeded) -> u64 {
-    let mut count = 0;
+    let (mut count, mut refusals) = (0, 0);
     for (root, place) in subvolumes(volume) {
+        if refusals == REFUSALS_MAX {
+            break;
+        }
         let id = volume.subvolume_of(root).expect("it exists").0;
         let shown = volume.snapshots(id).expect("they can be listed");
         let snapshot = any(random, &shown).filter(|_| random.chance(1, 3));
         let (Some((directory, name)), Some(snapshot)) = (place, snapshot) else { continue };
         match volume.rollback(directory, &name, snapshot.root) {
-            Ok(_) => count += 1,
-            Err(Error::NoSpace) => {}
+            Ok(_) => (count, refusals) = (count + 1, 0),
+            Err(Error::NoSpace) => refusals += 1,
             Err(error) => panic!("rolling back: {error}"),
         }
     }

@@ -1,7 +1,8 @@
 //! The queue of inodes to remove, with the threads that remove them and those that wait for that.
 //!
 //! An inode *waits*, then a thread *removes* it, and then it is gone or, for lack of space,
-//! *postponed* until the next commit. What only deleted snapshots or subvolumes had may *fail*,
+//! *postponed* until the next commit, or until the next time that one is due: the last commit may
+//! have made room after this try and before the inode was postponed. What only deleted snapshots or subvolumes had may *fail*,
 //! since a read does: it waits again after a commit, if it fails again after two more, and so on.
 //! The reaper removes, which sleeps while nothing waits, and reclaim, which takes what there is.
 //! Each kind of sleeper has a condition of its own, so that a wake-up meant for one never ends with
@@ -19,7 +20,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 /// What is to be removed.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Removal {
     /// An inode.
     Inode,
@@ -72,8 +73,8 @@ struct Failed {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Orphan>,
-    /// Could not be removed for lack of space; tried again after the next commit, and by reclaim
-    /// before one.
+    /// Could not be removed for lack of space; tried again after the next commit or when one is
+    /// due, and inodes by reclaim, too.
     postponed: Vec<Orphan>,
     failed: Vec<Failed>,
     /// Taken, and not done with.
@@ -86,6 +87,20 @@ struct State {
 }
 
 impl State {
+    /// It waits, unless it is left to the next mount.
+    fn queue(&mut self, orphan: Orphan) {
+        if !self.closing || orphan.removal.is_short() {
+            self.waiting.push_back(orphan);
+        }
+    }
+
+    /// What was postponed waits again, the blocks of which are announced.
+    fn queue_postponed(&mut self, announce: impl FnOnce(u64)) {
+        let postponed = std::mem::take(&mut self.postponed);
+        announce(postponed.iter().map(|orphan| orphan.blocks).sum());
+        postponed.into_iter().for_each(|orphan| self.queue(orphan));
+    }
+
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.taken == 0
     }
@@ -107,7 +122,7 @@ impl RemovalQueue {
     }
 
     pub(crate) fn push(&self, orphan: Orphan) {
-        self.state.lock().waiting.push_back(orphan);
+        self.state.lock().queue(orphan);
         self.work.notify_one();
     }
 
@@ -174,32 +189,40 @@ impl RemovalQueue {
         self.state.lock().closing
     }
 
-    /// What was postponed, to try it at once. Has its blocks announced.
+    /// The inodes that were postponed, to try them at once. Has their blocks announced.
     pub(crate) fn take_postponed(&self, announce: impl FnOnce(u64)) -> Vec<Taken<'_>> {
         let mut state = self.state.lock();
-        let postponed = std::mem::take(&mut state.postponed);
+        let is_inode = |orphan: &Orphan| orphan.removal == Removal::Inode;
+        let (postponed, others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut state.postponed).into_iter().partition(is_inode);
+        state.postponed = others;
         announce(postponed.iter().map(|orphan| orphan.blocks).sum());
         state.taken += postponed.len();
         drop(state);
         postponed.into_iter().map(|orphan| Taken { queue: self, orphan }).collect()
     }
 
-    /// After a commit there may be space for what had to be postponed, the blocks of which it has
-    /// announced; and it may be time to try again what failed.
+    /// A commit is due: there may be space for what had to be postponed.
     pub(crate) fn retry_postponed(&self, announce: impl FnOnce(u64)) {
+        self.state.lock().queue_postponed(announce);
+        self.work.notify_one();
+    }
+
+    /// After a commit there may be space for what had to be postponed, and it may be time to try
+    /// again what failed.
+    pub(crate) fn note_commit(&self, announce: impl FnOnce(u64)) {
         let mut state = self.state.lock();
-        let mut again = std::mem::take(&mut state.postponed);
-        announce(again.iter().map(|orphan| orphan.blocks).sum());
+        state.queue_postponed(announce);
+        let mut again = Vec::new();
         if !state.closing {
             for failed in state.failed.iter_mut().filter(|failed| failed.left > 0) {
                 failed.left -= 1;
                 again.extend((failed.left == 0).then_some(failed.orphan));
             }
         }
-        if !again.is_empty() {
-            state.waiting.extend(again);
-            self.work.notify_one();
-        }
+        state.waiting.extend(again);
+        drop(state);
+        self.work.notify_one();
     }
 
     /// Returns when everything queued is gone or postponed, or when the queue has stopped.
@@ -250,8 +273,11 @@ impl Drop for Taken<'_> {
 }
 
 impl Observer for RemovalQueue {
-    /// There may be space for what had to be postponed.
     fn committed(&self, space: &Space) {
+        self.note_commit(|blocks| space.announce(blocks));
+    }
+
+    fn commit_due(&self, space: &Space) {
         self.retry_postponed(|blocks| space.announce(blocks));
     }
 
@@ -311,7 +337,7 @@ mod tests {
     fn tries(queue: &RemovalQueue, commits: u32) -> u32 {
         let mut tries = 0;
         for _ in 0..commits {
-            queue.retry_postponed(|_| {});
+            queue.note_commit(|_| {});
             if let Some(taken) = queue.take() {
                 assert!(!queue.retry_later(taken.orphan));
                 tries += 1;
@@ -333,5 +359,35 @@ mod tests {
         assert!(queue.retry_later(CLEANUP));
         queue.close();
         assert_eq!(tries(&queue, 1000), 0, "the next mount goes on");
+    }
+
+    #[test]
+    fn reclaim_takes_inodes_only() {
+        let queue = RemovalQueue::new();
+        queue.postpone(CLEANUP);
+        queue.postpone(Orphan::inode(InodeId::ROOT, 5));
+        let mut announced = 0;
+        let taken = queue.take_postponed(|blocks| announced += blocks);
+        assert!(taken.len() == 1 && taken[0].orphan.removal == Removal::Inode);
+        // If it gave the cleanup back, that would be tried for ever without a commit.
+        assert!(queue.take().is_none(), "the cleanup waits for a commit");
+        queue.retry_postponed(|blocks| announced += blocks);
+        assert_eq!(queue.take().map(|taken| taken.orphan.removal), Some(CLEANUP.removal));
+        assert_eq!(announced, 5);
+    }
+
+    #[test]
+    fn a_closing_queue_leaves_long_removals_to_the_next_mount() {
+        let queue = RemovalQueue::new();
+        (0..2).for_each(|_| queue.push(CLEANUP));
+        let (reclaimed, reaped) = (queue.take().unwrap(), queue.take().unwrap());
+        queue.close();
+        reclaimed.give_back();
+        queue.postpone(reaped.orphan);
+        drop(reaped);
+        queue.note_commit(|_| {});
+        queue.wait_until_idle();
+        queue.push(Orphan::inode(InodeId::ROOT, 0));
+        assert!(queue.take().is_some(), "an inode is removed all the same");
     }
 }

@@ -79,8 +79,8 @@ impl Names {
         name: &[u8],
         options: ForkOptions,
     ) -> Result<Forming> {
-        let reservation = self.store.reserve_for_fork(source, Effort::Ordinary)?;
-        let mut operation = self.store.begin(parent, NAME_ITEMS, 0, Effort::Name)?;
+        let (mut operation, reservation) =
+            self.store.begin_fork(source, parent, NAME_ITEMS, Effort::Ordinary)?;
         let directory = self.files.inodes.get(parent);
         let mut state = self.files.write_inode(&directory)?;
         state.expect_directory()?;

@@ -156,9 +156,9 @@ impl Names {
 
     /// Step 1.
     fn fork_without_name(&self, snapshot: InodeId, parent: InodeId) -> Result<Forming> {
-        let reservation = self.store.reserve_for_fork(snapshot, Effort::Name)?;
         let forming = {
-            let mut operation = self.store.begin_for_subvolume(parent, 0, Effort::Name)?;
+            let (mut operation, reservation) =
+                self.store.begin_fork(snapshot, parent, 0, Effort::Name)?;
             let forming = operation.want_fork(snapshot, parent, false, false, reservation)?.1;
             operation.log();
             forming

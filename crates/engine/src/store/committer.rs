@@ -10,7 +10,7 @@ impl Store {
     /// Body of the commit thread.
     pub(crate) fn run_committer(&self) {
         let interval = self.options.background.then_some(self.options.commit_interval);
-        while self.signal.wait(interval).is_some() {
+        while let Some(is_requested) = self.signal.wait(interval) {
             if self.signal.has_failed() {
                 self.fail(&Error::Aborted(
                     self.failure().unwrap_or_else(|| "the log failed".into()),
@@ -23,6 +23,9 @@ impl Store {
                 // The thread that stopped the volume has reported why.
                 Ok(()) | Err(Error::Aborted(_) | Error::Closed) => {}
                 Err(error) => tracing::error!("commit failed: {error}"),
+            }
+            if !is_requested {
+                self.observer.commit_due(&self.space);
             }
         }
     }

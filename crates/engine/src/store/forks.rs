@@ -36,6 +36,7 @@ use cairn_format::{
     SnapshotItem, SubvolumeItem, TreeId,
 };
 use cairn_space::{Request, Reservation, Urgency};
+use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
 /// A fork that is wanted.
@@ -80,12 +81,26 @@ impl Store {
         }
     }
 
-    /// Space for [`Operation::want_fork`] of the subvolume or snapshot with the root directory
-    /// `source`.
-    pub(crate) fn reserve_for_fork(&self, source: InodeId, effort: Effort) -> Result<Reservation> {
+    /// Begins an operation that changes at most `items` items in the tree of `directory`, and wants
+    /// a fork of the subvolume or snapshot with the root directory `source`; with the space for
+    /// that. It waits for all of this at once: what a caller holds while it waits for more may be
+    /// what others wait for.
+    pub(crate) fn begin_fork(
+        &self,
+        source: InodeId,
+        directory: InodeId,
+        items: u64,
+        effort: Effort,
+    ) -> Result<(Operation<'_>, Reservation)> {
         let is_live = self.trees.subvolume(source)?.snapshot.is_none();
-        let request = Request { data_blocks: 0, nodes: self.nodes_for_fork(is_live, 3) };
-        self.reserve(request, effort)
+        let asked = Cell::new(0);
+        let more = || {
+            asked.set(self.nodes_for_fork(is_live, 3));
+            asked.get()
+        };
+        let mut operation = self.begin_with(directory, items, 0, effort, more)?;
+        let reservation = operation.split(asked.get());
+        Ok((operation, reservation))
     }
 
     /// At the cut, when the snapshots are made: makes the forks that are wanted. Whether one of
@@ -380,3 +395,7 @@ impl Operation<'_> {
         Ok((id, Forming { id, root, generation, is_early, done }))
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+#[path = "begin_fork_tests.rs"]
+mod tests;

@@ -73,6 +73,9 @@ pub(crate) trait Observer: Send + Sync {
     /// A transaction is durable: there may be space for what lacked some.
     fn committed(&self, space: &Space);
 
+    /// The time for a commit has come, and perhaps nothing had to be committed.
+    fn commit_due(&self, space: &Space);
+
     /// The store has stopped: every wait ends.
     fn stopped(&self);
 }

@@ -251,6 +251,12 @@ impl<'v> Operation<'v> {
         self.batch.clear();
     }
 
+    /// A part of what was reserved, for what is done after the operation.
+    pub(super) fn split(&mut self, nodes: u64) -> Reservation {
+        self.worst_case_nodes -= nodes;
+        self.reservation.split(0, nodes)
+    }
+
     /// The transaction that was joined.
     pub(crate) fn generation(&self) -> Generation {
         self.handle.generation()
