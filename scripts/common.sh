@@ -12,6 +12,8 @@ checked=(
     --config 'profile.checked.inherits="profiling"'
     --config 'profile.checked.debug-assertions=true'
     --config 'profile.checked.overflow-checks=true'
+    --config 'profile.checked.lto=false'
+    --config 'profile.checked.codegen-units=16'
 )
 
 say() { printf '\n== %s\n' "$*"; }

@@ -1,7 +1,7 @@
 //! Snapshots and forks of a subvolume while clients write in it: each client overwrites 4 KiB of
 //! its own file with an fsync after each; beside them one thread syncs, makes a snapshot and a
-//! fork, and takes both away again, over and over. The sync shows what a plain commit takes. Or each
-//! client replays a load file of dbench; then the sync also writes what is dirty.
+//! fork, and takes both away again, over and over. The sync shows what a plain commit takes. Or
+//! each client replays a load file of dbench; then the sync also writes what is dirty.
 //!
 //! Here is also what other loads use that run with snapshots.
 use super::dbench::{self, LoadFile, Replay};

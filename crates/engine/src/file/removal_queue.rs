@@ -2,8 +2,9 @@
 //!
 //! An inode *waits*, then a thread *removes* it, and then it is gone or, for lack of space,
 //! *postponed* until the next commit, or until the next time that one is due: the last commit may
-//! have made room after this try and before the inode was postponed. What only deleted snapshots or subvolumes had may *fail*,
-//! since a read does: it waits again after a commit, if it fails again after two more, and so on.
+//! have made room after this try and before the inode was postponed. What only deleted snapshots or
+//! subvolumes had may *fail*, since a read does: it waits again after a commit, if it fails again
+//! after two more, and so on.
 //! The reaper removes, which sleeps while nothing waits, and reclaim, which takes what there is.
 //! Each kind of sleeper has a condition of its own, so that a wake-up meant for one never ends with
 //! another:
@@ -77,6 +78,8 @@ struct State {
     /// due, and inodes by reclaim, too.
     postponed: Vec<Orphan>,
     failed: Vec<Failed>,
+    /// How often a commit was due since the last one.
+    due: u64,
     /// Taken, and not done with.
     taken: usize,
     /// Threads that wait until it is idle.
@@ -94,7 +97,7 @@ impl State {
         }
     }
 
-    /// What was postponed waits again, the blocks of which are announced.
+    /// What was postponed waits again, and its blocks are announced.
     fn queue_postponed(&mut self, announce: impl FnOnce(u64)) {
         let postponed = std::mem::take(&mut self.postponed);
         announce(postponed.iter().map(|orphan| orphan.blocks).sum());
@@ -202,16 +205,25 @@ impl RemovalQueue {
         postponed.into_iter().map(|orphan| Taken { queue: self, orphan }).collect()
     }
 
-    /// A commit is due: there may be space for what had to be postponed.
+    /// A commit is due: there may be space for what had to be postponed. Less and less often, until
+    /// something is committed; and not while somebody waits for the end of all that is queued.
     pub(crate) fn retry_postponed(&self, announce: impl FnOnce(u64)) {
-        self.state.lock().queue_postponed(announce);
-        self.work.notify_one();
+        let mut state = self.state.lock();
+        if state.closing || state.stopped || state.waiting_threads > 0 {
+            return;
+        }
+        state.due += 1;
+        if state.due.is_power_of_two() {
+            state.queue_postponed(announce);
+            self.work.notify_one();
+        }
     }
 
     /// After a commit there may be space for what had to be postponed, and it may be time to try
     /// again what failed.
     pub(crate) fn note_commit(&self, announce: impl FnOnce(u64)) {
         let mut state = self.state.lock();
+        state.due = 0;
         state.queue_postponed(announce);
         let mut again = Vec::new();
         if !state.closing {
