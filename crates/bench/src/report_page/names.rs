@@ -25,6 +25,9 @@ pub fn load(name: &str) -> String {
         "isolation" => ("small fsyncs beside a large one", "thread", "threads", ""),
         "one-file-fsync" => ("4 KiB of one file + fsync", "thread", "threads", ""),
         "snapshots" => ("4 KiB + fsync beside one snapshot or fork", "thread", "threads", ""),
+        "snapshots-beside-dbench" => {
+            ("office file server beside one snapshot or fork", "client", "clients", "")
+        }
         "snapshot-deletion" => return "delete snapshots, in three orders".into(),
         "forks" => ("copies of one tree at the same moment", "thread", "threads", ""),
         "many-snapshots" => return "open a volume that has many of them".into(),

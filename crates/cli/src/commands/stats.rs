@@ -14,6 +14,8 @@ use std::process::ExitCode;
 
 /// What everything else is about, when it is known.
 const HEAD: [&str; 2] = ["volume", "label"];
+/// Copies that are named on a volume that is nearly full.
+const COPIES_SHOWN: usize = 10;
 /// What has lines of its own.
 const SHOWN_APART: [&str; 5] = ["failures", "failure", "fsync_stages", "recovery", "snapshots"];
 
@@ -189,19 +191,21 @@ fn snapshot_lines(snapshots: &SnapshotStatistics) -> Vec<String> {
         ));
     }
     if let Some(bytes) = snapshots.held_bytes.filter(|bytes| *bytes > 0) {
-        lines.push(format!("nearly full; only in snapshots: {}", size(bytes)));
+        let forks =
+            if snapshots.copies.is_empty() { "" } else { " and in what forks have of others" };
+        lines.push(format!("nearly full; only in snapshots{forks}: {}", size(bytes)));
         lines.extend(snapshots.most_space.iter().map(|share| {
             let id = || format!("subvolume {}", share.subvolume);
             let of = share.path.clone().unwrap_or_else(id);
             format!("only in snapshot \"{}\" of \"{of}\": {}", share.name, size(share.bytes))
         }));
     }
-    lines.extend(
-        snapshots
-            .copies
-            .iter()
-            .map(|path| format!("nearly full; a copy that may hold space: \"{path}\"")),
-    );
+    let copies = snapshots.copies.iter().take(COPIES_SHOWN);
+    lines.extend(copies.map(|path| format!("nearly full; a copy that may hold space: \"{path}\"")));
+    let more = snapshots.copies.len().saturating_sub(COPIES_SHOWN);
+    if more > 0 {
+        lines.push(format!("nearly full; {more} more copies may hold space, --json names them"));
+    }
     lines
 }
 
@@ -337,18 +341,21 @@ mod tests {
             cleanup_lists_left: 3,
             held_bytes: Some(1 << 30),
             most_space: vec![share("a", Some("/home")), share("b", None)],
-            copies: vec!["/trial".into()],
+            copies: Vec::new(),
         };
-        assert_eq!(
-            snapshot_lines(&full),
-            [
-                "deleted snapshots: 8 KiB freed in 7 runs, 2 still being cleaned up in 3 lists",
-                "nearly full; only in snapshots: 1 GiB",
-                "only in snapshot \"a\" of \"/home\": 2 MiB",
-                "only in snapshot \"b\" of \"subvolume 300\": 2 MiB",
-                "nearly full; a copy that may hold space: \"/trial\"",
-            ]
-        );
+        let expected = [
+            "deleted snapshots: 8 KiB freed in 7 runs, 2 still being cleaned up in 3 lists",
+            "nearly full; only in snapshots: 1 GiB",
+            "only in snapshot \"a\" of \"/home\": 2 MiB",
+            "only in snapshot \"b\" of \"subvolume 300\": 2 MiB",
+        ];
+        assert_eq!(snapshot_lines(&full), expected);
+        let copies = (0..12).map(|number| format!("/trial{number}")).collect();
+        let lines = snapshot_lines(&SnapshotStatistics { copies, ..full });
+        let both = "nearly full; only in snapshots and in what forks have of others: 1 GiB";
+        assert_eq!(lines[1], both);
+        assert_eq!(lines[4], "nearly full; a copy that may hold space: \"/trial0\"");
+        assert_eq!(lines[14..], ["nearly full; 2 more copies may hold space, --json names them"]);
     }
 
     #[test]

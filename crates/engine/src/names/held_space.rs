@@ -157,7 +157,7 @@ fn message_of_snapshots(held: &Held) -> Option<String> {
     if held.bytes == 0 {
         return None;
     }
-    let mut text = format!("{} are only in snapshots, which can be deleted", size_text(held.bytes));
+    let mut text = format!("{} are only in {}", size_text(held.bytes), holders(held));
     for (index, share) in held.most.iter().enumerate() {
         let before = if index == 0 { "; the most alone have" } else { "," };
         let subvolume = share.path.clone().unwrap_or_else(|| nameless(share.subvolume));
@@ -166,6 +166,14 @@ fn message_of_snapshots(held: &Held) -> Option<String> {
     }
     text.push_str("; `cairn snapshot delete --dry-run` says what several have together");
     Some(text)
+}
+
+/// Which deletions give back what the live subvolumes do not have.
+fn holders(held: &Held) -> &'static str {
+    match held.copies.is_empty() {
+        true => "snapshots, which can be deleted",
+        false => "snapshots, or in what forks have of their sources",
+    }
 }
 
 fn message_of_copies(copies: &[String]) -> Option<String> {
@@ -205,7 +213,9 @@ mod tests {
         let expected = "; the most alone have \"a\" of \"/home\" (20 MiB), \"b\" of \"subvolume 300\" (8 KiB); ";
         assert!(text.contains(expected), "{text}");
         // Without a snapshot, too.
-        let copies = (0..7).map(|number| format!("/fork{number}")).collect();
+        let copies: Vec<_> = (0..7).map(|number| format!("/fork{number}")).collect();
+        let text = message(&Held { copies: copies.clone(), ..held(4096, Vec::new()) }).unwrap();
+        assert!(text.contains("4 KiB are only in snapshots, or in what forks have of "), "{text}");
         let text = message(&Held { copies, ..held(0, Vec::new()) }).unwrap();
         assert!(text.starts_with("space was refused: forks and "), "{text}");
         assert!(
