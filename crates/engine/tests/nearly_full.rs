@@ -386,3 +386,33 @@ fn a_small_volume_full_of_names_can_be_emptied() {
         a_full_volume_takes_names(bytes, 0, false);
     }
 }
+
+/// Of a tree that a snapshot has, removals get a part of the reserve that names leave.
+#[test]
+fn a_file_that_no_snapshot_has_is_removed_when_no_name_fits_any_more() {
+    let (_device, volume) = volume(128 << 20);
+    let root = volume.root();
+    let directory = NewInode { file_type: FileType::Directory, mode: 0o755, ..FILE };
+    let live = volume.create_subvolume(root, b"live", &directory).unwrap().inode;
+    for number in 0..200 {
+        let name = format!("old {number}");
+        let file = volume.create(live, name.as_bytes(), &FILE).unwrap().inode;
+        volume.write(file, 0, &[3; 4096]).unwrap();
+    }
+    volume.create_snapshot(live, b"old").unwrap();
+    let new = volume.create(live, b"new", &FILE).unwrap().inode;
+    volume.write(new, 0, &[4; 4096]).unwrap();
+    volume.forget(new, 1);
+    let large = volume.create(root, b"large", &FILE).unwrap().inode;
+    fill(&volume, large);
+    volume.sync().unwrap();
+    for number in 0.. {
+        match volume.create(root, format!("name {number}").as_bytes(), &directory) {
+            Ok(made) => volume.forget(made.inode, 1),
+            Err(Error::NoSpace) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    volume.unlink(live, b"new").unwrap();
+    volume.close().unwrap();
+}

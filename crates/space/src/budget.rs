@@ -56,8 +56,9 @@ pub enum Urgency {
     /// A name or a small attribute: as [`Urgency::Ordinary`] while reclaim can help, then from a
     /// quarter of the global reserve, for which it may wait for commits only.
     Name,
-    /// Deletion or truncation whose blocks a snapshot keeps: may use a quarter of the global
-    /// reserve, which does not come back; may wait for commits only.
+    /// Deletion or truncation in a tree of which a snapshot has a part, so that perhaps nothing
+    /// comes back: may use three eighths of the global reserve, an eighth more than names, so that
+    /// what no snapshot has can be removed when no name fits any more; may wait for commits only.
     RemovalKept,
     /// Writeback of delayed data: may use half of the global reserve; may wait for commits only.
     Writeback,
@@ -136,7 +137,8 @@ impl Budget {
     fn kept_nodes(&self, urgency: Urgency) -> u64 {
         match urgency {
             Urgency::Ordinary => self.global_nodes,
-            Urgency::Name | Urgency::RemovalKept => self.global_nodes - self.global_nodes / 4,
+            Urgency::Name => self.global_nodes - self.global_nodes / 4,
+            Urgency::RemovalKept => self.global_nodes - self.global_nodes * 3 / 8,
             Urgency::Writeback => self.global_nodes / 2,
             Urgency::Removal => self.global_nodes / 4,
             Urgency::Commit => 0,

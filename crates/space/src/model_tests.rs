@@ -165,7 +165,8 @@ impl Model {
         let global = self.space.report().global_reserve_nodes;
         let kept = match urgency {
             Urgency::Ordinary => global,
-            Urgency::Name | Urgency::RemovalKept => global - global / 4,
+            Urgency::Name => global - global / 4,
+            Urgency::RemovalKept => global - global * 3 / 8,
             Urgency::Writeback => global / 2,
             Urgency::Removal => global / 4,
             Urgency::Commit => 0,
